@@ -1,0 +1,109 @@
+"""A caller's buffer seen as flat bytes with an address, without copying it.
+
+Addresses come from the buffer protocol itself (PEP 3118), because a read-only view of a buffer
+that is also the destination would escape every check that needs a writable object.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING
+
+from kvrun.seal.errors import SealBufferError
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+
+class FlatBuffer:
+    """A one-dimensional view of bytes: ``view``, ``size`` in bytes, and ``address``."""
+
+    __slots__ = ("address", "size", "view")
+
+    def __init__(self, name: str, buffer: Buffer, *, writable: bool) -> None:
+        """Look at ``buffer``, called ``name`` in messages.
+
+        Raises :class:`SealBufferError` when it is no buffer, not of bytes, not C-contiguous, or
+        read-only where ``writable`` is asked for.
+        """
+        try:
+            view = memoryview(buffer)
+        except TypeError:
+            raise SealBufferError(
+                f"{name} is {type(buffer).__name__}, which has no buffer of bytes.",
+                hint="Pass bytes, bytearray, memoryview, mmap or a uint8 array. "
+                "A CPU torch tensor: tensor.view(torch.uint8).numpy().",
+            ) from None
+        if view.format not in _BYTE_FORMATS:
+            raise SealBufferError(
+                f"{name} holds items of format {view.format!r}, not bytes.",
+                hint="View it as unsigned bytes first (uint8).",
+            )
+        if not view.c_contiguous:
+            raise SealBufferError(
+                f"{name} is not C-contiguous.", hint="Pass one contiguous run of bytes."
+            )
+        if writable and view.readonly:
+            raise SealBufferError(f"{name} is read-only.", hint="Pass a writable buffer.")
+        self.size = view.nbytes
+        if self.size == 0:
+            # memoryview cannot flatten an empty array of several dimensions.
+            self.view, self.address = memoryview(bytearray()), 0
+        else:
+            self.view = view if view.ndim == 1 and view.format == "B" else view.cast("B")
+            self.address = _address(self.view)
+
+    def overlaps(self, other: FlatBuffer) -> bool:
+        """Whether the two share at least one byte of memory."""
+        return (
+            self.size > 0
+            and other.size > 0
+            and self.address < other.address + other.size
+            and other.address < self.address + self.size
+        )
+
+    def zero(self) -> None:
+        """Overwrite every byte with zero."""
+        if self.size:
+            ctypes.memset(self.address, 0, self.size)
+
+
+_BYTE_FORMATS = frozenset(("B", "b", "c"))
+
+
+class _PyBuffer(ctypes.Structure):
+    """``Py_buffer`` of CPython's stable ABI."""
+
+    _fields_ = (
+        ("buf", ctypes.c_void_p),
+        ("obj", ctypes.c_void_p),
+        ("len", ctypes.c_ssize_t),
+        ("itemsize", ctypes.c_ssize_t),
+        ("readonly", ctypes.c_int),
+        ("ndim", ctypes.c_int),
+        ("format", ctypes.c_char_p),
+        ("shape", ctypes.c_void_p),
+        ("strides", ctypes.c_void_p),
+        ("suboffsets", ctypes.c_void_p),
+        ("internal", ctypes.c_void_p),
+    )
+
+
+_get_buffer = ctypes.pythonapi.PyObject_GetBuffer
+_get_buffer.argtypes = (ctypes.py_object, ctypes.POINTER(_PyBuffer), ctypes.c_int)
+_get_buffer.restype = ctypes.c_int
+_release_buffer = ctypes.pythonapi.PyBuffer_Release
+_release_buffer.argtypes = (ctypes.POINTER(_PyBuffer),)
+_release_buffer.restype = None
+
+_SIMPLE = 0  # PyBUF_SIMPLE: contiguous bytes, no shape
+
+
+def _address(view: memoryview) -> int:
+    # The view keeps the memory where it is; the second export is only read and given back.
+    raw = _PyBuffer()
+    _get_buffer(view, ctypes.byref(raw), _SIMPLE)
+    try:
+        return int(raw.buf or 0)
+    finally:
+        _release_buffer(ctypes.byref(raw))
