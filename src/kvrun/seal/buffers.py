@@ -101,6 +101,8 @@ _SIMPLE = 0  # PyBUF_SIMPLE: contiguous bytes, no shape
 
 def _address(view: memoryview) -> int:
     # The view keeps the memory where it is; the second export is only read and given back.
+    if not view.readonly:
+        return ctypes.addressof(ctypes.c_char.from_buffer(view))  # a quarter of the time
     raw = _PyBuffer()
     _get_buffer(view, ctypes.byref(raw), _SIMPLE)
     try:

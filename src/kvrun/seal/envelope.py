@@ -80,7 +80,10 @@ def parse_header(sealed: Buffer) -> EnvelopeHeader:
     Raises :class:`EnvelopeFormatError`, whose ``fault`` says which check failed, and
     :class:`SealBufferError` when ``sealed`` is not a buffer of bytes.
     """
-    return _parse(FlatBuffer("sealed", sealed, writable=False))[1]
+    _, generation, salt, commitment, plain_bytes = _parse(
+        FlatBuffer("sealed", sealed, writable=False)
+    )
+    return EnvelopeHeader(generation, salt, commitment, plain_bytes)
 
 
 class BlockSealer:
@@ -185,20 +188,19 @@ class BlockSealer:
 
     def _open(self, context: bytes, source: FlatBuffer, target: FlatBuffer) -> None:
         state = self._live_state()
-        raw, header = _parse(source)
-        if header.plain_bytes != target.size:
+        raw, generation, salt, commitment, plain_bytes = _parse(source)
+        if plain_bytes != target.size:
             raise EnvelopeFormatError(
-                f"The sealed block holds {header.plain_bytes} bytes where {target.size} "
-                "are expected.",
+                f"The sealed block holds {plain_bytes} bytes where {target.size} are expected.",
                 fault=FormatFault.LENGTH,
             )
-        if header.generation != self._generation:
+        if generation != self._generation:
             raise WrongKeyOrContextError(
-                f"The block was sealed under generation {header.generation} of its session key; "
+                f"The block was sealed under generation {generation} of its session key; "
                 f"this is generation {self._generation}."
             )
-        okm = _derive(state, header.salt, context)
-        if not constant_time.compare_digest(okm[KEY_BYTES:], header.commitment):
+        okm = _derive(state, salt, context)
+        if not constant_time.compare_digest(okm[KEY_BYTES:], commitment):
             del okm
             raise WrongKeyOrContextError(
                 "The key commitment differs: the block belongs to another key or another context, "
@@ -254,8 +256,11 @@ def _decrypt(okm: bytes, aad: bytes, source: FlatBuffer, target: FlatBuffer) -> 
     return True
 
 
-def _parse(source: FlatBuffer) -> tuple[bytes, EnvelopeHeader]:
-    """The header's bytes, copied so that all checks see the same ones, and what they say."""
+def _parse(source: FlatBuffer) -> tuple[bytes, int, bytes, bytes, int]:
+    """The header's bytes, generation, salt, commitment and plaintext size.
+
+    The bytes are copied first, so that all checks and the tag see the same ones.
+    """
     plain_bytes = plain_size(source.size)
     raw = bytes(source.view[:HEADER_BYTES])
     magic, form, algorithm, flags, generation, salt, commitment, stated = _HEADER.unpack(raw)
@@ -285,7 +290,7 @@ def _parse(source: FlatBuffer) -> tuple[bytes, EnvelopeHeader]:
             f"{source.size} bytes hold {plain_bytes}.",
             fault=FormatFault.TRUNCATED if stated > plain_bytes else FormatFault.LENGTH,
         )
-    return raw, EnvelopeHeader(generation, salt, commitment, stated)
+    return raw, generation, salt, commitment, stated
 
 
 def _refuse_overlap(name: str, source: FlatBuffer, target: FlatBuffer) -> None:
