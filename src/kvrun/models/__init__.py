@@ -1,0 +1,1 @@
+"""Model folders: the demo model, the tiny test model, fingerprints, context windows."""
