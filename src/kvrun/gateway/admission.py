@@ -1,0 +1,160 @@
+"""From a request's headers and body to the body the engine gets: proxy and middleware share it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from kvrun.claims.claim import Claim, ClaimSigner, encode_base64url
+from kvrun.gateway.apikeys import SCOPE_INFERENCE
+from kvrun.gateway.auth import Authenticator
+from kvrun.gateway.body import check_body, stamp_body
+from kvrun.gateway.errors import GatewayError
+from kvrun.gateway.identity import (
+    Identity,
+    IdentityPolicy,
+    Principal,
+    check_headers,
+    resolve_identity,
+)
+from kvrun.gateway.jsonbody import encode_object, parse_object
+from kvrun.gateway.routes import Api, Route
+from kvrun.gateway.salts import SessionDirectory
+from kvrun.gateway.seen import SeenTenant
+
+HeaderList = Sequence[tuple[bytes, bytes]]
+SALT_BYTES = 32
+NONCE_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A request that may go to the engine. ``governed`` is False where it goes uncached."""
+
+    body: bytes
+    stream: bool
+    governed: bool
+    salt: str
+    claim: str | None
+
+
+class Admission:
+    """Decides whether a request passes, and stamps it."""
+
+    def __init__(
+        self,
+        *,
+        policy: IdentityPolicy,
+        authenticator: Authenticator,
+        directory: SessionDirectory | None,
+        signer: ClaimSigner | None,
+        seen: SeenTenant,
+        claim_lifetime_s: int,
+        now: Callable[[], float],
+        random_bytes: Callable[[int], bytes],
+    ) -> None:
+        self._policy = policy
+        self._authenticator = authenticator
+        self._directory = directory
+        self._signer = signer
+        self._seen = seen
+        self._claim_lifetime_s = claim_lifetime_s
+        self._now = now
+        self._random_bytes = random_bytes
+
+    def new_request_id(self) -> str:
+        """An id of our own; a client's X-Request-Id never reaches engine or log."""
+        return f"kvr-{self._random_bytes(16).hex()}"
+
+    async def authenticate(self, headers: HeaderList, scope: str = SCOPE_INFERENCE) -> Principal:
+        """Who is asking; also refuses headers that no client may send. Raises GatewayError."""
+        check_headers(headers, self._policy)
+        return await self._authenticator.authenticate(headers, scope)
+
+    async def admit(
+        self,
+        route: Route,
+        headers: HeaderList,
+        principal: Principal,
+        raw_body: bytes,
+        request_id: str,
+    ) -> Admitted:
+        """The stamped request. Raises GatewayError, or the daemon's refusal (KvrunError)."""
+        body = parse_object(raw_body)
+        checked = check_body(route, body)
+        identity = resolve_identity(
+            headers,
+            body,
+            principal,
+            self._policy,
+            seen_tenant=self._seen.seen,
+            user_in_metadata=route.api is Api.MESSAGES,
+        )
+        if identity.named:
+            self._seen.mark()
+        salt, claim = await self._salt_and_claim(identity, checked.uses, request_id, route)
+        stamped = stamp_body(checked.fields, salt=salt, claim=claim)
+        return Admitted(
+            body=encode_object(stamped),
+            stream=checked.stream,
+            governed=claim is not None or (not route.carries_claim and salt != ""),
+            salt=salt,
+            claim=claim,
+        )
+
+    async def _salt_and_claim(
+        self, identity: Identity, uses: int, request_id: str, route: Route
+    ) -> tuple[str, str | None]:
+        directory, signer = self._directory, self._signer
+        if directory is None or signer is None:
+            return self._random_salt(), None
+        grant = await directory.grant(identity.tenant, identity.session)
+        if grant is None:
+            return self._random_salt(), None
+        if not route.carries_claim:
+            return grant.salt, None
+        issued_at = int(self._now())
+        claim = Claim(
+            workspace=directory.granter.workspace,
+            deployment=directory.granter.deployment,
+            tenant=identity.tenant,
+            session=identity.session,
+            generation=grant.generation,
+            salt=grant.salt,
+            request_id=request_id,
+            nonce=encode_base64url(self._random_bytes(NONCE_BYTES)).decode(),
+            uses=uses,
+            issued_at=issued_at,
+            expires_at=issued_at + self._claim_lifetime_s,
+        )
+        return grant.salt, signer.sign(claim)
+
+    def _random_salt(self) -> str:
+        return encode_base64url(self._random_bytes(SALT_BYTES)).decode()
+
+
+def check_body_headers(headers: HeaderList, max_body_bytes: int) -> None:
+    """Refuse what is not plain JSON of a bearable size. Raises GatewayError 400, 413 or 415."""
+    content_type: bytes | None = None
+    for name, value in headers:
+        lower = name.lower()
+        if lower == b"content-type":
+            if content_type is not None:
+                raise GatewayError("the header Content-Type was sent more than once")
+            content_type = value
+        elif lower == b"content-encoding" and value.strip().lower() != b"identity":
+            raise GatewayError(
+                "compressed bodies are not accepted", status=415, code="unsupported_encoding"
+            )
+        elif lower == b"content-length" and value.isdigit() and int(value[:20]) > max_body_bytes:
+            raise body_too_large(max_body_bytes)
+    if (content_type or b"").split(b";")[0].strip().lower() != b"application/json":
+        raise GatewayError(
+            "the header Content-Type must be application/json",
+            status=415,
+            code="unsupported_media_type",
+        )
+
+
+def body_too_large(max_body_bytes: int) -> GatewayError:
+    return GatewayError(
+        f"the body is larger than {max_body_bytes} bytes", status=413, code="body_too_large"
+    )

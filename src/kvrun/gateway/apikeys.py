@@ -1,0 +1,123 @@
+"""API keys: random, shown once, stored as hashes.
+
+A key is ``kvk_`` and 43 characters of base64url (256 random bits). With that much randomness a
+plain SHA-256 cannot be searched, so no slow password hash is needed on the request path.
+
+The keys file is JSON: ``{"keys": [{"id", "sha256", "scopes", "tenant"?, "expires_at"?}]}``.
+"""
+
+import base64
+import hashlib
+import hmac
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from kvrun.gateway.errors import GatewayConfigError, GatewayError
+from kvrun.gateway.identity import Principal
+
+KEY_PREFIX = "kvk_"
+SCOPE_INFERENCE = "inference"
+SCOPE_METRICS = "metrics"
+SCOPES = frozenset({SCOPE_INFERENCE, SCOPE_METRICS})
+
+
+class ApiKeyRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is stored of a key. ``tenant`` limits it to one tenant; times are seconds since 1970."""
+
+    id: str
+    sha256: str
+    scopes: tuple[str, ...] = (SCOPE_INFERENCE,)
+    tenant: str | None = None
+    expires_at: int | None = None
+
+
+class ApiKeys:
+    """The known keys, looked up by hash."""
+
+    def __init__(self, records: Iterable[ApiKeyRecord]) -> None:
+        self._records = {bytes.fromhex(record.sha256): record for record in records}
+
+    def authenticate(self, key: str, now: float) -> Principal:
+        """Who holds this key. Raises GatewayError 401 without saying why."""
+        digest = hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+        # The lookup goes by the hash, which a caller cannot steer byte by byte; the comparison
+        # of the full digest takes the same time wherever it differs.
+        record = self._records.get(digest)
+        stored = bytes.fromhex(record.sha256) if record is not None else bytes(32)
+        if not hmac.compare_digest(stored, digest) or record is None:
+            raise GatewayError("the API key is not valid", status=401, code="invalid_api_key")
+        if record.expires_at is not None and now >= record.expires_at:
+            raise GatewayError("the API key is not valid", status=401, code="invalid_api_key")
+        return Principal("api_key", record.id, frozenset(record.scopes), tenant=record.tenant)
+
+
+def make_api_key(random_bytes: bytes) -> str:
+    """A key's text from 32 random bytes."""
+    if len(random_bytes) != 32:
+        raise ValueError("an API key is made of exactly 32 random bytes")
+    return KEY_PREFIX + base64.urlsafe_b64encode(random_bytes).rstrip(b"=").decode()
+
+
+def hash_api_key(key: str) -> str:
+    """The hex SHA-256 that is stored in place of the key."""
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+def load_api_keys(path: Path) -> list[ApiKeyRecord]:
+    """Read and check the keys file. Raises GatewayConfigError that names the key and field."""
+    try:
+        if path.stat().st_mode & 0o077:
+            raise GatewayConfigError(
+                f"api_keys_file {path} may be read by other users", hint=f"Run: chmod 600 {path}"
+            )
+        records = msgspec.json.decode(path.read_bytes(), type=_KeysFile).keys
+    except OSError as error:
+        raise GatewayConfigError(f"cannot read api_keys_file {path}: {error.strerror}") from None
+    except msgspec.DecodeError as error:
+        raise GatewayConfigError(f"api_keys_file {path} is malformed: {error}") from None
+    seen: set[str] = set()
+    for record in records:
+        _check_record(record, path)
+        if record.id in seen:
+            raise GatewayConfigError(f"api_keys_file {path} holds the key id {record.id!r} twice")
+        seen.add(record.id)
+    return records
+
+
+def save_api_keys(path: Path, records: Iterable[ApiKeyRecord]) -> None:
+    """Write the keys file (mode 0600), replacing it in one step."""
+    for record in (records := list(records)):
+        _check_record(record, path)
+    temporary = path.with_name(path.name + ".new")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(msgspec.json.format(msgspec.json.encode(_KeysFile(keys=records))) + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+class _KeysFile(msgspec.Struct, forbid_unknown_fields=True):
+    keys: list[ApiKeyRecord]
+
+
+def _check_record(record: ApiKeyRecord, path: Path) -> None:
+    where = f"api_keys_file {path}, key {record.id!r}:"
+    if not _KEY_NAME.fullmatch(record.id):
+        raise GatewayConfigError(f"{where} id must be 1 to 64 of A-Z a-z 0-9 . _ -")
+    if not re.fullmatch(r"[0-9a-f]{64}", record.sha256):
+        raise GatewayConfigError(f"{where} sha256 must be 64 lower-case hex digits")
+    unknown = set(record.scopes) - SCOPES
+    if unknown:
+        raise GatewayConfigError(
+            f"{where} unknown scope {sorted(unknown)[0]!r}, allowed are {', '.join(sorted(SCOPES))}"
+        )
+    if record.tenant is not None and not re.fullmatch(r"[\x21-\x7e]{1,128}", record.tenant):
+        raise GatewayConfigError(f"{where} tenant must be 1 to 128 printable ASCII characters")
+
+
+_KEY_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")

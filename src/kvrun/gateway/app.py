@@ -1,0 +1,201 @@
+"""Putting the gateway together from its settings: the one place that knows all its parts."""
+
+import os
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import aiohttp
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from kvrun.claims import ClaimSigner
+from kvrun.claims.keyfile import load_signing_key
+from kvrun.gateway.admission import Admission
+from kvrun.gateway.apikeys import ApiKeys, load_api_keys
+from kvrun.gateway.auth import Authenticator
+from kvrun.gateway.errors import GatewayConfigError
+from kvrun.gateway.jwt import JwksFetch, JwtVerifier, file_fetch
+from kvrun.gateway.link import Connect, InstanceConnection, InstanceLink
+from kvrun.gateway.metrics import GatewayMetrics
+from kvrun.gateway.proxy import GatewayProxy
+from kvrun.gateway.salts import SessionDirectory
+from kvrun.gateway.seen import FileSeenTenant, MemorySeenTenant, SeenTenant
+from kvrun.gateway.settings import GatewaySettings, JwtSettings
+from kvrun.gateway.upstream import Engine
+
+MAX_JWKS_BYTES = 1 << 20
+JWKS_TIMEOUT_S = 5.0
+
+
+class GatewayParts:
+    """What proxy and middleware share: admission, and the link to the daemon behind it.
+
+    ``token`` is the launch token for the daemon. ``connect`` replaces the way the daemon is
+    reached (tests). Raises GatewayConfigError for settings that cannot work.
+    """
+
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        *,
+        claim_key: Ed25519PrivateKey | None = None,
+        token: bytes = b"",
+        connect: Connect | None = None,
+    ) -> None:
+        check_settings(settings)
+        self._settings = settings
+        self.directory: SessionDirectory | None = None
+        self.link: InstanceLink | None = None
+        if claim_key is None and settings.claim_key_file is not None:
+            claim_key = load_signing_key(settings.claim_key_file)
+        signer = ClaimSigner(claim_key) if claim_key is not None else None
+        if connect is None and settings.instance_socket is not None:
+            connect = self._daemon_connect(settings.instance_socket, token)
+        if connect is not None:
+            if signer is None:
+                raise GatewayConfigError(
+                    "the gateway has an instance daemon but no key to sign claims with",
+                    hint="Set gateway.claim_key_file.",
+                )
+            self.link = InstanceLink(connect, self._forget_all)
+            self.directory = SessionDirectory(
+                self.link,
+                capacity=settings.max_sessions_cached,
+                timeout_s=settings.session_timeout_s,
+                clock=time.monotonic,
+            )
+        self.admission = Admission(
+            policy=settings.identity_policy(),
+            authenticator=_authenticator(settings),
+            directory=self.directory,
+            signer=signer,
+            seen=_seen_tenant(settings),
+            claim_lifetime_s=settings.claim_lifetime_s,
+            now=time.time,
+            random_bytes=os.urandom,
+        )
+
+    def on_invalidated(self, tenant: str, session: str) -> None:
+        """The daemon's push: forget this session's grant (or all of the tenant's)."""
+        if self.directory is not None:
+            self.directory.invalidate(tenant, session)
+
+    async def close(self) -> None:
+        if self.link is not None:
+            await self.link.close()
+
+    def _forget_all(self) -> None:
+        if self.directory is not None:
+            self.directory.invalidate_all()
+
+    def _daemon_connect(self, socket_path: Path, token: bytes) -> Connect:
+        async def connect() -> InstanceConnection:
+            from kvrun.instance.client import AsyncInstanceClient
+
+            return await AsyncInstanceClient.connect(
+                socket_path, token, on_invalidated=self.on_invalidated
+            )
+
+        return connect
+
+
+def build_proxy(settings: GatewaySettings, parts: GatewayParts) -> GatewayProxy:
+    """The ASGI application for these settings. Raises GatewayConfigError."""
+    if settings.engine_url is None:
+        raise GatewayConfigError(
+            "gateway.engine_url is not set", hint="Set it to unix:/path or http://127.0.0.1:port."
+        )
+    engine = Engine(
+        settings.engine_url,
+        api_key=_read_secret(settings.engine_api_key_file),
+        connect_timeout_s=settings.connect_timeout_s,
+        response_timeout_s=settings.response_timeout_s,
+    )
+
+    @asynccontextmanager
+    async def lifespan() -> AsyncIterator[None]:
+        await engine.open()
+        try:
+            yield
+        finally:
+            await engine.close()
+            await parts.close()
+
+    return GatewayProxy(
+        admission=parts.admission,
+        engine=engine,
+        metrics=GatewayMetrics(),
+        max_body_bytes=settings.max_body_bytes,
+        body_timeout_s=settings.body_timeout_s,
+        lifespan=lifespan,
+        clock=time.perf_counter,
+    )
+
+
+def check_settings(settings: GatewaySettings) -> None:
+    """Refuse what cannot work before anything is started. Raises GatewayConfigError."""
+    if settings.require_auth and settings.api_keys_file is None and settings.jwt is None:
+        raise GatewayConfigError(
+            "gateway.require_auth = true, but neither gateway.api_keys_file nor [gateway.jwt] is"
+            " set",
+            hint="Set one of them; require_auth = false lets every local process in.",
+        )
+    for name, path in (("tls_cert", settings.tls_cert), ("tls_key", settings.tls_key)):
+        if path is not None and not os.access(path, os.R_OK):
+            raise GatewayConfigError(f"gateway.{name} {path} cannot be read")
+
+
+def _authenticator(settings: GatewaySettings) -> Authenticator:
+    keys = None
+    if settings.api_keys_file is not None:
+        keys = ApiKeys(load_api_keys(settings.api_keys_file))
+    verifier = None
+    if settings.jwt is not None:
+        verifier = JwtVerifier(settings.jwt, _jwks_fetch(settings.jwt), time.monotonic)
+    return Authenticator(api_keys=keys, jwt=verifier, required=settings.require_auth, now=time.time)
+
+
+def _jwks_fetch(settings: JwtSettings) -> JwksFetch:
+    if settings.jwks_file is not None:
+        return file_fetch(settings.jwks_file)
+    url = settings.jwks_url or ""
+
+    async def fetch() -> bytes:
+        timeout = aiohttp.ClientTimeout(total=JWKS_TIMEOUT_S)
+        try:
+            async with (
+                aiohttp.ClientSession(timeout=timeout) as session,
+                session.get(url, allow_redirects=False) as response,
+            ):
+                if response.status != 200:
+                    raise GatewayConfigError(f"{url} answered with status {response.status}")
+                return await _read_at_most(response, MAX_JWKS_BYTES, url)
+        except aiohttp.ClientError as error:
+            raise GatewayConfigError(f"cannot fetch {url}: {error}") from None
+
+    return fetch
+
+
+async def _read_at_most(response: aiohttp.ClientResponse, limit: int, url: str) -> bytes:
+    document = bytearray()
+    async for chunk in response.content.iter_any():
+        document += chunk
+        if len(document) > limit:
+            raise GatewayConfigError(f"{url} is larger than {limit} bytes")
+    return bytes(document)
+
+
+def _seen_tenant(settings: GatewaySettings) -> SeenTenant:
+    return FileSeenTenant(settings.state_dir) if settings.state_dir else MemorySeenTenant()
+
+
+def _read_secret(path: Path | None) -> str | None:
+    if path is None:
+        return None
+    try:
+        return path.read_text().strip()
+    except OSError as error:
+        raise GatewayConfigError(
+            f"cannot read gateway.engine_api_key_file {path}: {error.strerror}"
+        ) from None

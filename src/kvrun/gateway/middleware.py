@@ -1,0 +1,199 @@
+"""The gateway's checks inside ``vllm serve``.
+
+Given as ``--middleware kvrun.gateway.middleware.KvrunMiddleware``. vLLM puts it outermost. It refuses everything it does not know, since the engine has more ways to
+a generation than its /v1 paths (``/invocations``, ``/generative_scoring``, ...), and stamps the
+same signed claim as the gateway. Settings come from the file named by KVRUN_CONFIG and from
+KVRUN_GATEWAY__* variables.
+"""
+
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from kvrun.errors import KvrunError
+from kvrun.gateway.admission import HeaderList, check_body_headers
+from kvrun.gateway.app import GatewayParts
+from kvrun.gateway.asgi import (
+    REQUEST_ID_HEADER,
+    AsgiApp,
+    ClientGoneError,
+    Message,
+    Receive,
+    Scope,
+    Send,
+    read_body,
+    refuse_websocket,
+    send_error,
+)
+from kvrun.gateway.errors import GatewayConfigError
+from kvrun.gateway.routes import Route, find_route
+from kvrun.gateway.scrub import EventScrubber, scrub_json
+from kvrun.gateway.settings import GatewaySettings
+
+logger = logging.getLogger("kvrun.gateway")
+
+# What an engine shows about itself; none of it holds a request or another client's answer.
+READ_PATHS = frozenset({"/health", "/ping", "/version", "/v1/models", "/metrics", "/load"})
+_OPEN_PATHS = frozenset({"/health", "/ping", "/version", "/metrics", "/load"})
+
+
+class KvrunMiddleware:
+    """Pure ASGI: wraps the engine's application. ``parts`` is given by tests only."""
+
+    def __init__(
+        self,
+        app: AsgiApp,
+        *,
+        settings: GatewaySettings | None = None,
+        parts: GatewayParts | None = None,
+    ) -> None:
+        self._app = app
+        if settings is None:
+            settings, token = _settings_from_environment()
+            parts = parts or GatewayParts(settings, token=token)
+        self._settings = settings
+        self._admission = (parts or GatewayParts(settings)).admission
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+        elif scope["type"] == "http":
+            await self._serve(scope, receive, send)
+        else:
+            await refuse_websocket(receive, send)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request_id = self._admission.new_request_id()
+        try:
+            headers: HeaderList = scope["headers"]
+            if scope["method"] in ("GET", "HEAD") and scope["path"] in READ_PATHS:
+                if scope["path"] not in _OPEN_PATHS:
+                    await self._admission.authenticate(headers)
+                await self._app(scope, receive, send)
+                return
+            route = find_route(scope["method"], scope["path"])
+            await self._generate(scope, receive, send, route, request_id)
+        except ClientGoneError:
+            return
+        except KvrunError as error:
+            await send_error(send, error, request_id)
+
+    async def _generate(
+        self, scope: Scope, receive: Receive, send: Send, route: Route, request_id: str
+    ) -> None:
+        headers: HeaderList = scope["headers"]
+        principal = await self._admission.authenticate(headers)
+        check_body_headers(headers, self._settings.max_body_bytes)
+        raw = await read_body(receive, self._settings.max_body_bytes, self._settings.body_timeout_s)
+        admitted = await self._admission.admit(route, headers, principal, raw, request_id)
+        inner = dict(scope)
+        inner["headers"] = _engine_headers(headers, len(admitted.body), request_id)
+        answer = _Answer(send, request_id)
+        await self._app(inner, _replay(admitted.body, receive), answer.send)
+
+
+class _Answer:
+    """Sends the engine's answer on: with the request id, without transfer parameters."""
+
+    def __init__(self, send: Send, request_id: str) -> None:
+        self._send = send
+        self._request_id = request_id.encode()
+        self._start: Message | None = None
+        self._whole = bytearray()
+        self._events: EventScrubber | None = None
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            await self._begin(message)
+        elif message["type"] == "http.response.body":
+            if self._events is not None:
+                await self._send_events(message, self._events)
+            else:
+                await self._send_whole(message)
+        else:
+            await self._send(message)
+
+    async def _begin(self, message: Message) -> None:
+        headers = [
+            (name, value)
+            for name, value in message.get("headers", [])
+            if name.lower() not in (b"content-length", REQUEST_ID_HEADER)
+        ]
+        headers.append((REQUEST_ID_HEADER, self._request_id))
+        start = {"type": "http.response.start", "status": message["status"], "headers": headers}
+        kind = next((v for n, v in headers if n.lower() == b"content-type"), b"")
+        if kind.startswith(b"text/event-stream"):
+            self._events = EventScrubber()
+            await self._send(start)
+        else:
+            self._start = start
+
+    async def _send_events(self, message: Message, events: EventScrubber) -> None:
+        data = events.feed(message.get("body", b""))
+        more = message.get("more_body", False)
+        if not more:
+            data += events.finish()
+        if data or not more:
+            await self._send({"type": "http.response.body", "body": data, "more_body": more})
+
+    async def _send_whole(self, message: Message) -> None:
+        self._whole += message.get("body", b"")
+        if message.get("more_body", False) or self._start is None:
+            return
+        body = bytes(self._whole)
+        if b"json" in next((v for n, v in self._start["headers"] if n == b"content-type"), b""):
+            body = scrub_json(body)
+        self._start["headers"].append((b"content-length", str(len(body)).encode()))
+        await self._send(self._start)
+        await self._send({"type": "http.response.body", "body": body})
+
+
+def _engine_headers(
+    headers: HeaderList, body_bytes: int, request_id: str
+) -> Sequence[tuple[bytes, bytes]]:
+    """The client's headers without those that the new body or our own id replaces."""
+    replaced = (b"content-length", b"transfer-encoding", b"x-request-id")
+    kept = [(name, value) for name, value in headers if name.lower() not in replaced]
+    kept.append((b"content-length", str(body_bytes).encode()))
+    kept.append((b"x-request-id", request_id.encode()))
+    return kept
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """Give the stamped body once, then the client's own messages: its disconnect must arrive."""
+    first = True
+
+    async def replayed() -> Message:
+        nonlocal first
+        if first:
+            first = False
+            return {"type": "http.request", "body": body, "more_body": False}
+        return await receive()
+
+    return replayed
+
+
+def _settings_from_environment() -> tuple[GatewaySettings, bytes]:
+    """Settings of the file in KVRUN_CONFIG and the launch token in KVRUN_GATEWAY_TOKEN_FILE."""
+    from kvrun.config.load import load_config
+
+    name = os.environ.get("KVRUN_CONFIG")
+    if not name:
+        raise GatewayConfigError(
+            "the environment variable KVRUN_CONFIG is not set",
+            hint="Set it to the path of kvrun.toml; docs/existing-vllm.md shows how.",
+        )
+    config = load_config(Path(name), os.environ)
+    settings = config.gateway.model_copy(
+        update={
+            "instance_socket": config.gateway.instance_socket or config.instance_socket,
+            "api_keys_file": config.gateway.api_keys_file,
+        }
+    )
+    token_file = os.environ.get("KVRUN_GATEWAY_TOKEN_FILE")
+    try:
+        token = Path(token_file).read_bytes().strip() if token_file else b""
+    except OSError as error:
+        raise GatewayConfigError(f"cannot read {token_file}: {error.strerror}") from None
+    return settings, token

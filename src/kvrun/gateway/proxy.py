@@ -1,0 +1,315 @@
+"""The gateway's ASGI application: check, stamp, pass on, stream back."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import TypeVar
+
+import msgspec
+
+from kvrun.errors import KvrunError
+from kvrun.gateway.admission import Admission, Admitted, HeaderList, check_body_headers
+from kvrun.gateway.apikeys import SCOPE_METRICS
+from kvrun.gateway.asgi import (
+    REQUEST_ID_HEADER,
+    ClientGoneError,
+    Message,
+    Receive,
+    Scope,
+    Send,
+    read_body,
+    refuse_websocket,
+    send_error,
+    send_whole,
+)
+from kvrun.gateway.errors import GatewayError
+from kvrun.gateway.metrics import GatewayMetrics
+from kvrun.gateway.routes import (
+    HEALTH_PATH,
+    METRICS_PATH,
+    MODELS_PATH,
+    READ_PATHS,
+    ROUTES,
+    find_route,
+)
+from kvrun.gateway.scrub import EventScrubber, scrub_json
+from kvrun.gateway.upstream import (
+    Engine,
+    EngineAnswer,
+    EngineBrokeError,
+    EngineTimeoutError,
+    EngineUnavailableError,
+)
+
+logger = logging.getLogger("kvrun.gateway")
+
+T = TypeVar("T")
+
+RETRY_AFTER_S = 5
+CLIENT_CLOSED_REQUEST = 499  # in metrics only; nobody is left to read it
+Lifespan = Callable[[], AbstractAsyncContextManager[None]]
+
+
+class GatewayProxy:
+    """One deployment's OpenAI-compatible front. ``lifespan`` surrounds serving."""
+
+    def __init__(
+        self,
+        *,
+        admission: Admission,
+        engine: Engine,
+        metrics: GatewayMetrics,
+        max_body_bytes: int,
+        body_timeout_s: float,
+        lifespan: Lifespan,
+        clock: Callable[[], float],
+    ) -> None:
+        self._admission = admission
+        self._engine = engine
+        self._metrics = metrics
+        self._max_body_bytes = max_body_bytes
+        self._body_timeout_s = body_timeout_s
+        self._lifespan = lifespan
+        self._clock = clock
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            await self._serve(scope, receive, send)
+        elif scope["type"] == "lifespan":
+            await self._serve_lifespan(receive, send)
+        else:
+            await refuse_websocket(receive, send)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request_id = self._admission.new_request_id()
+        path: str = scope["path"]
+        route = ROUTES.get(path)
+        api = route.api.value if route is not None else "other"
+        tracker = _Tracker(send)
+        self._metrics.in_flight.inc()
+        try:
+            if scope["method"] == "GET" and path in READ_PATHS:
+                await self._read(path, scope["headers"], tracker.send, request_id)
+            else:
+                await self._generate(scope, receive, tracker, request_id)
+        except ClientGoneError:
+            tracker.status = tracker.status or CLIENT_CLOSED_REQUEST
+            self._metrics.disconnects.inc()
+        except KvrunError as error:
+            await self._fail(tracker, error, request_id)
+        except Exception:
+            logger.exception("request %s failed inside the gateway", request_id)
+            await self._fail(
+                tracker,
+                GatewayError("the gateway failed", status=500, code="internal_error"),
+                request_id,
+            )
+        finally:
+            self._metrics.in_flight.dec()
+            self._metrics.requests.labels(api, str(tracker.status)).inc()
+
+    async def _fail(self, tracker: _Tracker, error: KvrunError, request_id: str) -> None:
+        """Answer with the error; once the answer has begun, only end it there."""
+        if tracker.status:
+            logger.warning("request %s broke off: %s", request_id, error.message)
+            await tracker.abort(error)
+            return
+        shown = await send_error(tracker.send, error, request_id)
+        self._metrics.refusals.labels(shown.code or "other").inc()
+
+    async def _read(self, path: str, headers: HeaderList, send: Send, request_id: str) -> None:
+        if path == HEALTH_PATH:
+            await self._health(send, request_id)
+            return
+        if path == METRICS_PATH:
+            await self._admission.authenticate(headers, SCOPE_METRICS)
+            kind = [(b"content-type", self._metrics.content_type.encode())]
+            await send_whole(send, 200, kind, self._metrics.render(), request_id)
+            return
+        await self._admission.authenticate(headers)
+        answer = await self._ask(self._engine.request("GET", MODELS_PATH, request_id))
+        try:
+            await self._pass_whole(answer, send, request_id, secrets=())
+        finally:
+            answer.close()
+
+    async def _health(self, send: Send, request_id: str) -> None:
+        status, text = 200, b'{"status":"ok"}'
+        try:
+            answer = await self._engine.request("GET", "/health", request_id)
+            if answer.status != 200:
+                status, text = 503, b'{"status":"engine unhealthy"}'
+            answer.close()
+        except (EngineUnavailableError, EngineTimeoutError):
+            status, text = 503, b'{"status":"engine unavailable"}'
+        await send_whole(send, status, [(b"content-type", b"application/json")], text, request_id)
+
+    async def _generate(
+        self, scope: Scope, receive: Receive, tracker: _Tracker, request_id: str
+    ) -> None:
+        started = self._clock()
+        headers: HeaderList = scope["headers"]
+        route = find_route(scope["method"], scope["path"])
+        principal = await self._admission.authenticate(headers)
+        check_body_headers(headers, self._max_body_bytes)
+        raw = await read_body(receive, self._max_body_bytes, self._body_timeout_s)
+        admitted = await self._admission.admit(route, headers, principal, raw, request_id)
+        if not admitted.governed:
+            self._metrics.uncached.inc()
+        task = asyncio.current_task()
+        assert task is not None
+        watcher = _DisconnectWatcher(receive, task)
+        try:
+            answer = await self._ask(
+                self._engine.request("POST", route.path, request_id, admitted.body)
+            )
+            self._metrics.first_byte.observe(self._clock() - started)
+            try:
+                await self._pass_on(answer, tracker.send, request_id, admitted)
+            finally:
+                answer.close()
+        except asyncio.CancelledError:
+            if watcher.client_left and not task.uncancel():
+                raise ClientGoneError from None
+            raise
+        finally:
+            watcher.stop()
+
+    async def _pass_on(
+        self, answer: EngineAnswer, send: Send, request_id: str, admitted: Admitted
+    ) -> None:
+        if answer.status != 200 or not answer.content_type.startswith("text/event-stream"):
+            secrets = [admitted.salt] + ([admitted.claim] if admitted.claim is not None else [])
+            await self._pass_whole(answer, send, request_id, secrets=secrets)
+            return
+        await send(
+            {
+                "type": "http.response.start",
+                "status": 200,
+                "headers": [
+                    (b"content-type", b"text/event-stream; charset=utf-8"),
+                    (b"cache-control", b"no-cache"),
+                    (b"x-accel-buffering", b"no"),
+                    (REQUEST_ID_HEADER, request_id.encode()),
+                ],
+            }
+        )
+        scrubber = EventScrubber()
+        try:
+            while chunk := await answer.read():
+                events = scrubber.feed(chunk)
+                if events:
+                    await send({"type": "http.response.body", "body": events, "more_body": True})
+        except (EngineBrokeError, EngineTimeoutError):
+            self._metrics.engine_errors.inc()
+            raise GatewayError(
+                "the engine broke off in the middle of its answer",
+                status=502,
+                code="engine_broke_off",
+            ) from None
+        await send({"type": "http.response.body", "body": scrubber.finish(), "more_body": False})
+
+    async def _pass_whole(
+        self, answer: EngineAnswer, send: Send, request_id: str, *, secrets: Sequence[str]
+    ) -> None:
+        body = await self._ask(answer.read_all())
+        headers = [(b"content-type", b"application/json")]
+        if answer.status >= 400:
+            body = _engine_error(body, answer.status)
+            # The engine's validation errors quote the request, our stamps included.
+            for secret in secrets:
+                body = body.replace(secret.encode(), b"[removed]")
+            if answer.retry_after is not None and answer.retry_after.isdigit():
+                headers.append((b"retry-after", answer.retry_after.encode()))
+        else:
+            body = scrub_json(body)
+        await send_whole(send, answer.status, headers, body, request_id)
+
+    async def _ask(self, question: Awaitable[T]) -> T:
+        """Await something of the engine; its absence becomes the error a client sees."""
+        try:
+            return await question
+        except (EngineUnavailableError, EngineBrokeError):
+            self._metrics.engine_errors.inc()
+            raise GatewayError(
+                "the engine is not available right now",
+                status=503,
+                code="engine_unavailable",
+                retry_after_s=RETRY_AFTER_S,
+            ) from None
+        except EngineTimeoutError:
+            self._metrics.engine_errors.inc()
+            raise GatewayError(
+                "the engine did not answer in time", status=504, code="engine_timeout"
+            ) from None
+
+    async def _serve_lifespan(self, receive: Receive, send: Send) -> None:
+        await receive()
+        try:
+            async with self._lifespan():
+                await send({"type": "lifespan.startup.complete"})
+                await receive()
+        except KvrunError as error:
+            await send({"type": "lifespan.startup.failed", "message": error.diagnostics()})
+            return
+        await send({"type": "lifespan.shutdown.complete"})
+
+
+class _Tracker:
+    """Knows whether an answer has begun, and with which status."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.status = 0
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+        await self._send(message)
+
+    async def abort(self, error: KvrunError) -> None:
+        """End a stream that has begun with an error event, as OpenAI's clients expect it."""
+        shown = error if isinstance(error, GatewayError) else GatewayError(error.message)
+        event = b"data: " + shown.body() + b"\n\n"
+        await self._send({"type": "http.response.body", "body": event, "more_body": False})
+
+
+class _DisconnectWatcher:
+    """Cancels the request's task when its client leaves, which hangs up on the engine."""
+
+    def __init__(self, receive: Receive, task: asyncio.Task[None]) -> None:
+        self.client_left = False
+        self._receive = receive
+        self._task = task
+        self._watch = asyncio.ensure_future(self._run())
+
+    def stop(self) -> None:
+        self._watch.cancel()
+
+    async def _run(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self.client_left = True
+        self._task.cancel()
+
+
+def _engine_error(body: bytes, status: int) -> bytes:
+    """The engine's error if it is one in OpenAI's shape, otherwise one of ours for it."""
+    try:
+        msgspec.json.decode(body, type=_ErrorShape)
+    except (msgspec.DecodeError, RecursionError):
+        return GatewayError(
+            f"the engine answered with status {status}", status=status, code="engine_error"
+        ).body()
+    return scrub_json(body)
+
+
+class _ErrorDetail(msgspec.Struct):
+    message: str
+
+
+class _ErrorShape(msgspec.Struct):
+    error: _ErrorDetail

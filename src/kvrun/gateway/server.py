@@ -1,0 +1,79 @@
+"""Running the gateway as a process."""
+
+import ctypes
+import os
+import socket
+
+import uvicorn
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from kvrun.gateway.app import GatewayParts, build_proxy
+from kvrun.gateway.errors import GatewayConfigError
+from kvrun.gateway.settings import GatewaySettings
+
+BACKLOG = 2048
+KEEP_ALIVE_S = 75
+SHUTDOWN_S = 30
+_PR_SET_DUMPABLE = 4
+
+
+def run_gateway(
+    settings: GatewaySettings,
+    *,
+    claim_key: Ed25519PrivateKey | None = None,
+    token: bytes = b"",
+) -> None:
+    """Serve until SIGTERM or SIGINT.
+
+    ``claim_key`` signs claims (else ``claim_key_file``), ``token`` is the launch token for the
+    instance daemon. Raises GatewayConfigError for settings that cannot work and for an address
+    that cannot be bound.
+    """
+    forbid_dumps()
+    parts = GatewayParts(settings, claim_key=claim_key, token=token)
+    proxy = build_proxy(settings, parts)
+    listener = bind(settings.host, settings.port)
+    config = uvicorn.Config(
+        proxy,
+        loop="uvloop",
+        http="httptools",
+        ws="none",
+        lifespan="on",
+        access_log=False,
+        log_level="warning",
+        proxy_headers=False,
+        server_header=False,
+        date_header=True,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=SHUTDOWN_S,
+        ssl_certfile=settings.tls_cert,
+        ssl_keyfile=settings.tls_key,
+    )
+    with listener:
+        uvicorn.Server(config).run(sockets=[listener])
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening TCP socket. Raises GatewayConfigError that names the address."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except OSError as error:
+        raise GatewayConfigError(
+            f"cannot listen on {host}:{port}: {error.strerror or error}",
+            hint="Choose another gateway.port, or stop what uses this one.",
+        ) from None
+    listener.setblocking(False)
+    return listener
+
+
+def forbid_dumps() -> None:
+    """No core dump and no ptrace by the same user: claims and keys pass through this process."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0) != 0:
+        raise GatewayConfigError(f"cannot switch off core dumps: {os.strerror(ctypes.get_errno())}")

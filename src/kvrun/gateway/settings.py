@@ -1,0 +1,195 @@
+"""The gateway's settings: the section ``[gateway]`` of kvrun.toml."""
+
+import ipaddress
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from kvrun.gateway.identity import IdentityPolicy, TenantSource, parse_tenant_source
+
+JwtAlgorithm = Literal[
+    "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"
+]
+
+
+def _setting(default: Any, description: str, **constraints: Any) -> Any:
+    return Field(default=default, description=description, **constraints)
+
+
+class JwtSettings(BaseModel):
+    """How JSON web tokens are checked. Exactly one of ``jwks_url`` and ``jwks_file`` is needed."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    issuer: Annotated[str, Field(min_length=1)]
+    audience: Annotated[str, Field(min_length=1)]
+    jwks_url: str | None = None
+    jwks_file: Path | None = None
+    algorithms: tuple[JwtAlgorithm, ...] = ("RS256", "ES256", "EdDSA")
+    jwks_max_age_s: Annotated[float, Field(gt=0)] = 300
+    leeway_s: Annotated[float, Field(ge=0, le=300)] = 30
+
+    @model_validator(mode="after")
+    def _one_key_source(self) -> Self:
+        if (self.jwks_url is None) == (self.jwks_file is None):
+            raise ValueError("set exactly one of jwks_url and jwks_file")
+        if not self.algorithms:
+            raise ValueError("algorithms must name at least one signature algorithm")
+        if self.jwks_url is not None and not _is_safe_url(self.jwks_url):
+            raise ValueError("jwks_url must be https, or http on a loopback address")
+        return self
+
+
+class GatewaySettings(BaseModel):
+    """Everything the gateway can be told. Times are seconds, sizes bytes."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    host: str = _setting("127.0.0.1", "Address to listen on.")
+    port: int = _setting(8000, "TCP port to listen on.", ge=0, le=65535)
+    tls_cert: Path | None = _setting(None, "PEM file with the TLS certificate chain.")
+    tls_key: Path | None = _setting(None, "PEM file with the TLS private key.")
+    behind_proxy: bool = _setting(
+        False, "A proxy in front speaks TLS, so that another address than loopback may be bound."
+    )
+
+    engine_url: str | None = _setting(
+        None, "The engine: unix:/path or http://127.0.0.1:port; unset: the one kvrun starts."
+    )
+    engine_api_key_file: Path | None = _setting(
+        None, "File with the key that the engine asks for (vllm serve --api-key)."
+    )
+    instance_socket: Path | None = _setting(
+        None, "Unix socket of the instance daemon; unset: the one kvrun starts."
+    )
+    claim_key_file: Path | None = _setting(
+        None, "Ed25519 private key (PEM) that signs claims; unset: a new one each launch."
+    )
+    state_dir: Path | None = _setting(
+        None, "Folder for what the gateway must remember over a restart."
+    )
+
+    tenant_from: str = _setting(
+        "header", "header, jwt:<claim>, body:safety_identifier or body:user."
+    )
+    tenant_header: str = _setting("X-KV-Tenant", "Header that names the tenant.")
+    session_header: str = _setting("X-KV-Session", "Header that names the session.")
+    multi_tenant: bool = _setting(False, "Refuse every request without a tenant.")
+    mixed: bool = _setting(
+        False, "Requests without a tenant share the tenant 'default' beside named tenants."
+    )
+
+    require_auth: bool = _setting(True, "Refuse requests without a valid API key or token.")
+    api_keys_file: Path | None = _setting(None, "JSON file with the API keys' hashes.")
+    jwt: JwtSettings | None = _setting(None, "How JSON web tokens are checked.")
+
+    max_body_bytes: int = _setting(16 << 20, "Largest request body in bytes.", ge=1024, le=1 << 30)
+    max_sessions_cached: int = _setting(
+        10_000, "Sessions whose salt is kept at hand; more are asked for again.", ge=1
+    )
+    claim_lifetime_s: int = _setting(
+        300, "How long a claim holds, queueing in the engine included.", ge=10, le=3600
+    )
+    session_timeout_s: float = _setting(
+        2.0, "Longest wait for the daemon; past it the request goes on uncached.", gt=0
+    )
+    body_timeout_s: float = _setting(60.0, "Longest wait for a request's body.", gt=0)
+    connect_timeout_s: float = _setting(5.0, "Longest wait for a connection to the engine.", gt=0)
+    response_timeout_s: float = _setting(
+        600.0, "Longest silence of the engine within one request.", gt=0
+    )
+
+    @field_validator("tenant_header", "session_header")
+    @classmethod
+    def _header_name(cls, value: str) -> str:
+        if not re.fullmatch(r"[A-Za-z0-9-]{1,64}", value):
+            raise ValueError("a header name is 1 to 64 letters, digits and hyphens")
+        if value.lower() in _RESERVED_HEADERS:
+            raise ValueError(f"the header {value} has another meaning in HTTP or in the engine")
+        return value
+
+    @field_validator("engine_url")
+    @classmethod
+    def _engine_is_local(cls, value: str | None) -> str | None:
+        if value is None or re.fullmatch(r"unix:/[^\x00]+", value):
+            return value
+        match = re.fullmatch(r"http://(127\.0\.0\.1|localhost|\[::1\]):(\d{1,5})/?", value)
+        if match is None or not 0 < int(match.group(2)) < 65536:
+            raise ValueError(
+                "the engine must be on a Unix socket (unix:/path) or on loopback"
+                " (http://127.0.0.1:port)"
+            )
+        return value.rstrip("/")
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        source = parse_tenant_source(self.tenant_from)
+        if self.tenant_header.lower() == self.session_header.lower():
+            raise ValueError("tenant_header and session_header must differ")
+        if source.kind == "jwt" and self.jwt is None:
+            raise ValueError(f"tenant_from = {self.tenant_from!r} needs the section gateway.jwt")
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("tls_cert and tls_key belong together: set both or neither")
+        if not self.is_loopback and self.tls_cert is None and not self.behind_proxy:
+            raise ValueError(
+                f"host = {self.host!r} is reachable from other machines: set tls_cert and tls_key,"
+                " or behind_proxy = true where a proxy in front speaks TLS; or bind 127.0.0.1"
+            )
+        if not self.is_loopback and not self.require_auth and not self.behind_proxy:
+            raise ValueError(
+                f"require_auth = false would let anyone who reaches {self.host} in: bind 127.0.0.1,"
+                " or set behind_proxy = true where a proxy in front checks who is asking"
+            )
+        return self
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can reach the gateway."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host.strip("[]")).is_loopback
+        except ValueError:
+            return False
+
+    @property
+    def tenant_source(self) -> TenantSource:
+        return parse_tenant_source(self.tenant_from)
+
+    def identity_policy(self) -> IdentityPolicy:
+        """The part of the settings that decides who a request belongs to."""
+        return IdentityPolicy(
+            source=self.tenant_source,
+            tenant_header=self.tenant_header,
+            session_header=self.session_header,
+            multi_tenant=self.multi_tenant,
+            mixed=self.mixed,
+        )
+
+
+def _is_safe_url(url: str) -> bool:
+    return url.startswith("https://") or bool(
+        re.match(r"http://(127\.0\.0\.1|localhost|\[::1\])(:\d+)?/", url)
+    )
+
+
+_RESERVED_HEADERS = frozenset(
+    {
+        "authorization",
+        "connection",
+        "content-length",
+        "content-type",
+        "cookie",
+        "host",
+        "transfer-encoding",
+        "upgrade",
+        "x-api-key",
+        "x-data-parallel-rank",
+        "x-kv-request-id",
+        "x-request-id",
+        "x-session-id",
+        "x-vllm-priority",
+    }
+)
