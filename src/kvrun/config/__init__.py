@@ -1,0 +1,8 @@
+"""The typed configuration: one file (``kvrun.toml``), one class a section."""
+
+from kvrun.config.document import KvrunConfig
+from kvrun.config.errors import ConfigError
+from kvrun.config.layout import DataLayout
+from kvrun.config.load import load_config, parse_config
+
+__all__ = ["ConfigError", "DataLayout", "KvrunConfig", "load_config", "parse_config"]

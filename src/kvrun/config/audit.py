@@ -1,0 +1,24 @@
+"""``[audit]``: what happens when the log cannot be written, and how large its segments are."""
+
+from typing import Literal
+
+from kvrun.config.values import ByteSize, Section, setting
+
+
+class AuditSection(Section):
+    """The append-only audit log of the instance."""
+
+    mode: Literal["require", "best_effort"] = setting(
+        "require",
+        '"require": what cannot be logged is not sealed, opened or reused; "best_effort": it is, '
+        "and the log shows a gap.",
+    )
+    segment_bytes: ByteSize = setting(
+        64 * 2**20, "A segment is closed at this size.", ge=64 * 1024, le=2**40
+    )
+    segment_max_age_s: int = setting(
+        3600, "A segment is closed at this age (seconds).", ge=1, le=30 * 86_400
+    )
+    heartbeat_s: int = setting(
+        60, "Seconds between heartbeat records, so that silence is visible.", ge=1, le=86_400
+    )

@@ -1,0 +1,58 @@
+"""Defaults that one section takes from another, and relative paths made absolute."""
+
+from pathlib import Path
+from typing import Any
+
+from kvrun.config.engine import EngineSection
+from kvrun.config.instance import InstanceSection
+from kvrun.config.layout import DataLayout
+
+_PATHS = (
+    ("instance", "data_dir"),
+    ("instance", "socket"),
+    ("instance", "token_file"),
+    ("instance", "claim_public_key_file"),
+    ("gateway", "api_keys_file"),
+    ("gateway", "tls_cert"),
+    ("gateway", "tls_key"),
+    ("gateway", "engine_api_key_file"),
+    ("gateway", "instance_socket"),
+    ("gateway", "claim_key_file"),
+    ("gateway", "state_dir"),
+)
+
+
+def complete(document: dict[str, Any], folder: Path) -> None:
+    """Fill ``document`` (a parsed kvrun.toml, not validated yet) in place.
+
+    Relative paths are taken from ``folder``. The gateway finds the engine, the daemon and its API
+    keys where ``kvrun up`` puts them. What has the wrong type is left for the validation.
+    """
+    instance = document.setdefault("instance", {})
+    gateway = document.setdefault("gateway", {})
+    engine = document.get("engine", {})
+    if not all(isinstance(table, dict) for table in (instance, gateway, engine)):
+        return
+    instance.setdefault("data_dir", str(InstanceSection.model_fields["data_dir"].default))
+    for section, key in _PATHS:
+        value = document[section].get(key)
+        if isinstance(value, str) and value:
+            document[section][key] = str((folder / Path(value).expanduser()).absolute())
+    jwt = gateway.get("jwt")
+    if isinstance(jwt, dict) and isinstance(jwt.get("jwks_file"), str):
+        jwt["jwks_file"] = str((folder / Path(jwt["jwks_file"]).expanduser()).absolute())
+    if isinstance(instance["data_dir"], str):
+        _connect(instance, gateway, engine)
+
+
+def _connect(instance: dict[str, Any], gateway: dict[str, Any], engine: dict[str, Any]) -> None:
+    layout = DataLayout(Path(instance["data_dir"]))
+    fields = EngineSection.model_fields
+    if engine.get("transport", fields["transport"].default) == "tcp":
+        engine_url = f"http://127.0.0.1:{engine.get('port', fields['port'].default)}"
+    else:
+        engine_url = f"unix:{layout.engine_socket}"
+    gateway.setdefault("engine_url", engine_url)
+    gateway.setdefault("instance_socket", instance.get("socket", str(layout.instance_socket)))
+    gateway.setdefault("state_dir", str(layout.data_dir / "gateway"))
+    gateway.setdefault("api_keys_file", str(layout.api_keys))

@@ -1,0 +1,40 @@
+"""``[deployment]``: which model is served, to whom it belongs, and how strictly."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from kvrun.config.values import ScopeId, Section, setting
+
+
+class DeploymentSection(Section):
+    """One served model with one governed cache."""
+
+    workspace: ScopeId = setting("default", "Workspace that owns the deployment.")
+    name: ScopeId = setting("default", "Name of the deployment; keys and blocks are bound to it.")
+    model: str = Field(
+        default="demo",
+        min_length=1,
+        description=(
+            'Model to serve: a folder, a Hugging Face id, or "demo" (Gemma 3 270M, made on first '
+            "use)."
+        ),
+    )
+    served_model_name: str | None = setting(
+        None, "Name that clients put in `model`; unset: the model's own name."
+    )
+    context_window: int | None = setting(
+        None,
+        "Longest prompt plus answer in tokens; unset: the model's catalogue entry, else 32000.",
+        ge=16,
+        le=10_000_000,
+    )
+    stateless: bool = setting(
+        False, "Keep no KV after a request: no disk tier, a fresh salt a request, no reuse."
+    )
+    strict: bool = setting(
+        False, "Refuse to start where a protection is weaker here (memory that cannot be locked)."
+    )
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = setting(
+        "auto", "Number format of the weights and the KV cache's default."
+    )

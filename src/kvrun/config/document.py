@@ -1,0 +1,52 @@
+"""The whole of ``kvrun.toml`` as one immutable object."""
+
+import os
+from pathlib import Path
+from typing import Self
+
+from pydantic import model_validator
+
+from kvrun.config.audit import AuditSection
+from kvrun.config.deployment import DeploymentSection
+from kvrun.config.engine import EngineSection
+from kvrun.config.instance import InstanceSection
+from kvrun.config.keys import KeysSection
+from kvrun.config.layout import UNIX_PATH_MAX, DataLayout
+from kvrun.config.values import Section
+from kvrun.gateway.settings import GatewaySettings
+
+
+class KvrunConfig(Section):
+    """Every section; ``parse_config`` fills what is missing and roots relative paths."""
+
+    deployment: DeploymentSection = DeploymentSection()
+    instance: InstanceSection = InstanceSection()
+    keys: KeysSection = KeysSection()
+    audit: AuditSection = AuditSection()
+    gateway: GatewaySettings
+    engine: EngineSection = EngineSection()
+
+    @property
+    def layout(self) -> DataLayout:
+        """The paths below the data folder."""
+        return DataLayout(self.instance.data_dir)
+
+    @property
+    def instance_socket(self) -> Path:
+        """The daemon's socket."""
+        return self.instance.socket or self.layout.instance_socket
+
+    @model_validator(mode="after")
+    def _sockets_fit(self) -> Self:
+        sockets = [self.instance_socket]
+        if self.engine.transport == "unix":
+            sockets.append(self.layout.engine_socket)
+        for path in sockets:
+            length = len(os.fsencode(path))
+            if length > UNIX_PATH_MAX:
+                raise ValueError(
+                    f"instance.data_dir = {str(self.instance.data_dir)!r} is too long: the socket "
+                    f"{path} would have {length} bytes and Linux allows {UNIX_PATH_MAX}; "
+                    "use a shorter folder"
+                )
+        return self

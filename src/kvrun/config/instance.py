@@ -1,0 +1,65 @@
+"""``[instance]``: the daemon of one box; where it keeps data and how much of it."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from kvrun.config.values import ByteSize, Section, setting
+
+GIB = 2**30
+
+
+class InstanceSection(Section):
+    """The instance daemon: folders, tiers, sealing threads and deadlines."""
+
+    data_dir: Path = setting(
+        Path("kvrun-data"),
+        "Folder for keys, sealed blocks, audit log, sockets and process logs; relative to the "
+        "file's folder.",
+    )
+    memory_bytes: ByteSize = setting(
+        GIB, "Size of the memory tier (sealed blocks in RAM); 0 switches it off."
+    )
+    disk_bytes: ByteSize = setting(
+        10 * GIB, "Size of the disk tier (survives restarts); 0 switches it off."
+    )
+    staging_bytes: ByteSize | None = setting(
+        None,
+        "Staging region of each engine worker; unset: sized for one longest prompt at engine "
+        "start.",
+    )
+    sealing_threads: int = setting(
+        2, "Threads that seal and open blocks, each pinned to a core.", ge=1, le=64
+    )
+    sealing_cpus: tuple[int, ...] | None = setting(
+        None, "Cores for the sealing threads; unset: spread over the cores the daemon may use."
+    )
+    match_deadline_ms: int = setting(
+        200, "Longest wait for the daemon to say what it holds; past it: a miss.", ge=1, le=60_000
+    )
+    load_deadline_ms: int = setting(
+        5000,
+        "Longest wait for one request's blocks to be opened; past it: recompute.",
+        ge=1,
+        le=600_000,
+    )
+    store_deadline_ms: int = setting(
+        5000, "Longest a block waits to be sealed; past it: dropped.", ge=1, le=600_000
+    )
+    socket: Path | None = setting(
+        None, "Unix socket of the daemon; unset: run/instance.sock in data_dir."
+    )
+    token_file: Path | None = setting(
+        None,
+        "JSON file with the launch tokens, for `kvrun instance` run alone; unset: run/tokens.json "
+        "in data_dir.",
+    )
+    claim_public_key_file: Path | None = setting(
+        None,
+        "File with the gateway's claim public key (hex), for processes run alone; unset: "
+        "run/claim.pub in data_dir.",
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info", description="How much the daemon writes to its process log."
+    )

@@ -1,0 +1,84 @@
+"""Where files are inside a deployment's data folder."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+UNIX_PATH_MAX = 107
+"""Longest path of a Unix socket on Linux in bytes (sun_path without its final zero)."""
+
+
+@dataclass(frozen=True, slots=True)
+class DataLayout:
+    """The paths below ``instance.data_dir``. Nothing is created here."""
+
+    data_dir: Path
+
+    @property
+    def run(self) -> Path:
+        """Sockets and launch tokens; 0700, meaningful only while processes run."""
+        return self.data_dir / "run"
+
+    @property
+    def logs(self) -> Path:
+        """Process logs, one file a process."""
+        return self.data_dir / "logs"
+
+    @property
+    def keys(self) -> Path:
+        """Key slots and the file root."""
+        return self.data_dir / "keys"
+
+    @property
+    def blocks(self) -> Path:
+        """Sealed blocks of the disk tier."""
+        return self.data_dir / "kv"
+
+    @property
+    def audit(self) -> Path:
+        """Audit log segments."""
+        return self.data_dir / "audit"
+
+    @property
+    def instance_socket(self) -> Path:
+        """Socket of the instance daemon."""
+        return self.run / "instance.sock"
+
+    @property
+    def engine_socket(self) -> Path:
+        """Socket of the engine's HTTP server."""
+        return self.run / "engine.sock"
+
+    @property
+    def admin_token(self) -> Path:
+        """Admin launch token of this launch, read by the command line."""
+        return self.run / "admin.token"
+
+    @property
+    def engine_token(self) -> Path:
+        """Engine launch token; a file since the engine's workers inherit no descriptor."""
+        return self.run / "engine.token"
+
+    @property
+    def claim_public_key(self) -> Path:
+        """Hex of the Ed25519 public key that signs claims in this launch."""
+        return self.run / "claim.pub"
+
+    @property
+    def tokens(self) -> Path:
+        """JSON with the launch tokens, for a daemon run alone."""
+        return self.run / "tokens.json"
+
+    @property
+    def owner_link(self) -> Path:
+        """One-time token of the owner, made by ``kvrun init``."""
+        return self.data_dir / "owner-link.token"
+
+    @property
+    def api_keys(self) -> Path:
+        """API keys, as hashes."""
+        return self.data_dir / "api_keys.json"
+
+    @property
+    def state(self) -> Path:
+        """Which processes ``kvrun up`` runs, for ``kvrun status``."""
+        return self.run / "up.json"

@@ -1,0 +1,136 @@
+"""kvrun.toml: what is read, from where, and what a wrong one is answered with."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvrun.config import ConfigError, KvrunConfig, load_config, parse_config
+from kvrun.config.values import format_size, parse_size
+
+FOLDER = Path("/srv/kv")
+
+
+def parse(text: str = "", **environ: str) -> KvrunConfig:
+    return parse_config(text, environ, source=FOLDER / "kvrun.toml")
+
+
+def problem(text: str = "", **environ: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        parse(text, **environ)
+    assert caught.value.exit_code == 2
+    return caught.value.diagnostics()
+
+
+def test_an_empty_file_is_a_complete_configuration_rooted_in_its_folder() -> None:
+    config = parse()
+    assert config.instance.data_dir == FOLDER / "kvrun-data"
+    assert config.instance_socket == FOLDER / "kvrun-data/run/instance.sock"
+    assert config.gateway.engine_url == "unix:/srv/kv/kvrun-data/run/engine.sock"
+    assert config.gateway.api_keys_file == FOLDER / "kvrun-data/api_keys.json"
+    assert config.gateway.host == "127.0.0.1"
+    assert config.gateway.require_auth
+
+
+def test_the_gateway_follows_the_engine_to_its_loopback_port() -> None:
+    assert (
+        parse('[engine]\ntransport = "tcp"\nport = 8111').gateway.engine_url
+        == "http://127.0.0.1:8111"
+    )
+    own = parse('[gateway]\nengine_url = "http://127.0.0.1:9"\n')
+    assert own.gateway.engine_url == "http://127.0.0.1:9"
+
+
+def test_an_environment_variable_wins_over_the_file() -> None:
+    config = parse(
+        "[gateway]\nport = 8001\n[engine]\nextra_args = []",
+        KVRUN_GATEWAY__PORT="8002",
+        KVRUN_INSTANCE__MEMORY_BYTES="2GiB",
+        KVRUN_DEPLOYMENT__STATELESS="true",
+        KVRUN_ENGINE__EXTRA_ARGS='["--seed", "1"]',
+        KVRUN_ENGINE__ENV__OMP_Places="cores",
+        KVRUN_TOKEN_FD="7",
+    )
+    assert config.gateway.port == 8002
+    assert config.instance.memory_bytes == 2**31
+    assert config.deployment.stateless
+    assert config.engine.extra_args == ("--seed", "1")
+    assert config.engine.env == {"OMP_Places": "cores"}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('[gateway]\nport = "many"', ["gateway.port", '"many"', "whole number", "at most 65535"]),
+        ("[gateway]\nport = 70000", ["gateway.port = 70000", "at most 65535"]),
+        ("[gateway]\nprot = 1", ["gateway.prot is not a known setting", "gateway.port?"]),
+        ("[gatway]\nport = 1", ["gatway is not a known section", "did you mean gateway?"]),
+        ("[keys]\nzzzzzz = 1", ["keys.zzzzzz", "allowed in keys:", "idle_timeout_s"]),
+        ('[instance]\nmemory_bytes = "2 gigs"', ["instance.memory_bytes", '"2 gigs"', '"2GiB"']),
+        ("[instance]\nsealing_threads = 0", ["instance.sealing_threads = 0", "at least 1"]),
+        ('[audit]\nmode = "off"', ["audit.mode", '"off"', "require", "best_effort"]),
+        ('[keys]\nroot = "vault"', ["keys.root", '"vault"', "memory", "file:PATH"]),
+        ("[keys]\nidle_timeout_s = 9999999", ["keys.idle_timeout_s = 9999999", "2592000"]),
+        ('[deployment]\nname = "a b"', ["deployment.name", '"a b"']),
+        ("[deployment]\nstateless = 3", ["deployment.stateless = 3", "true or false"]),
+        ('[gateway]\nhost = "0.0.0.0"', ["[gateway]", "tls_cert", "behind_proxy"]),
+        ("gateway = 3", ["gateway = 3", "section"]),
+        ("[engine]\nenv = 3", ["engine.env = 3", "table"]),
+        ("[engine", ["not valid TOML"]),
+    ],
+)
+def test_every_error_names_the_key_the_value_and_what_is_allowed(
+    text: str, expected: list[str]
+) -> None:
+    message = problem(text)
+    assert "/srv/kv/kvrun.toml" in message
+    for part in expected:
+        assert part in message
+
+
+def test_an_error_from_the_environment_names_the_variable() -> None:
+    message = problem(KVRUN_GATEWAY__PORT="x", KVRUN_KEYS__MAXX="1")
+    assert "KVRUN_GATEWAY__PORT: gateway.port" in message
+    assert "KVRUN_KEYS__MAXX: keys.maxx is not a known setting" in message
+    assert "kvrun.toml" not in message
+
+
+def test_all_problems_are_named_at_once() -> None:
+    message = problem("[gateway]\nport = -1\n[instance]\nsealing_threads = 100")
+    assert "gateway.port = -1" in message
+    assert "instance.sealing_threads = 100" in message
+
+
+def test_a_data_folder_too_deep_for_its_sockets_is_refused() -> None:
+    message = problem(f'[instance]\ndata_dir = "/{"d" * 120}"')
+    assert "instance.data_dir" in message
+    assert "107" in message
+
+
+def test_a_missing_file_and_an_unreadable_one_are_told_apart(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no such file") as caught:
+        load_config(tmp_path / "kvrun.toml", {})
+    assert "kvrun init" in caught.value.diagnostics()
+    (tmp_path / "kvrun.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_config(tmp_path / "kvrun.toml", {})
+
+
+@given(st.integers(min_value=0, max_value=2**60))
+def test_a_size_survives_being_written_and_read(size: int) -> None:
+    assert parse_size(format_size(size)) == size
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("2GiB", 2**31), ("1.5 kib", 1536), ("10GB", 10**10), ("7", 7), (7, 7), ("0b", 0)],
+)
+def test_sizes_take_decimal_and_binary_units(text: object, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "-1", "1.5", "0.3B", "1e9", True, 1.5, "2 gigs"])
+def test_other_sizes_are_refused(text: object) -> None:
+    with pytest.raises(ValueError, match="a size is"):
+        parse_size(text)
