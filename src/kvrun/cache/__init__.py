@@ -1,0 +1,32 @@
+"""Where sealed blocks are: the memory tier, the disk tier and the index over both.
+
+Nothing here knows a key or opens a block. A block is an opaque run of sealed bytes under a
+16-byte keyed name, and it belongs to exactly one session of one tenant.
+"""
+
+from kvrun.cache.disk import DiskTier
+from kvrun.cache.errors import CacheBusyError, CacheFolderError, SessionDroppedError
+from kvrun.cache.events import CacheEvent, CacheEventKind, Tier
+from kvrun.cache.handles import DropReport, Pins, Reservation, SealedView
+from kvrun.cache.memory import MemoryTier, TenantUsage
+from kvrun.cache.session import CacheSession
+from kvrun.cache.store import CacheStats, CacheStore
+
+__all__ = [
+    "CacheBusyError",
+    "CacheEvent",
+    "CacheEventKind",
+    "CacheFolderError",
+    "CacheSession",
+    "CacheStats",
+    "CacheStore",
+    "DiskTier",
+    "DropReport",
+    "MemoryTier",
+    "Pins",
+    "Reservation",
+    "SealedView",
+    "SessionDroppedError",
+    "TenantUsage",
+    "Tier",
+]

@@ -1,0 +1,31 @@
+"""What can go wrong with the places where sealed blocks are kept."""
+
+from kvrun.errors import KvrunError
+
+
+class CacheError(KvrunError):
+    """Base of the cache's own errors."""
+
+
+class CacheFolderError(CacheError):
+    """The folder of the disk tier cannot be used as it is."""
+
+    exit_code = 2
+
+
+class CacheBusyError(CacheError):
+    """The memory tier cannot change its cell size while cells are in use."""
+
+    status = 503
+
+
+class SessionDroppedError(CacheError):
+    """The session was dropped; nothing may be stored or read under it again."""
+
+    status = 410
+
+
+class DiskWriteError(CacheError):
+    """A sealed block was not written to the disk tier."""
+
+    status = 507

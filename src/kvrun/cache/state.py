@@ -1,0 +1,147 @@
+"""What all sessions of a store share: the index lock, both tiers, counters and the write-behind."""
+
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from kvrun.cache.disk import DiskTier
+from kvrun.cache.events import CacheEvent, CacheEventKind, EventCounter, Tier
+from kvrun.cache.memory import MemoryTier
+from kvrun.cache.writebehind import WriteBehind
+
+_log = logging.getLogger(__name__)
+
+# A place is one int: cell + 1 in the low 30 bits, disk slot + 1 in the next 30; 0 is nowhere. An
+# int below 2**60 takes 32 bytes whatever it holds, so the second tier costs the index nothing.
+_BITS = 30
+_MASK = (1 << _BITS) - 1
+
+
+def place_of(cell: int, slot: int) -> int:
+    """Packs a cell and a disk slot (-1 for none) into one int."""
+    return (cell + 1) | (slot + 1) << _BITS
+
+
+def cell_of(place: int) -> int:
+    """The cell of a place, -1 when the block is not in memory."""
+    return (place & _MASK) - 1
+
+
+def slot_of(place: int) -> int:
+    """The disk slot of a place, -1 when the block is not on disk."""
+    return (place >> _BITS) - 1
+
+
+class BlockOwner(Protocol):
+    """A session, as the shared state sees it."""
+
+    @property
+    def tenant_ref(self) -> str: ...
+    @property
+    def session_ref(self) -> str: ...
+    def forget_cell_locked(self, name: bytes) -> None: ...
+
+
+@dataclass(slots=True)
+class CacheCounters:
+    """Totals since start; blocks unless named otherwise."""
+
+    stored: int = 0
+    already_stored: int = 0
+    no_room: int = 0
+    aborted: int = 0
+    evicted: int = 0
+    persisted: int = 0
+    persist_denied: int = 0
+    persist_skipped: int = 0
+    restored: int = 0
+    quarantined: int = 0
+    lost: int = 0
+    events_failed: int = 0
+
+
+class CacheState:
+    """Shared by a store and its sessions. Methods named *_locked need ``lock`` held."""
+
+    def __init__(
+        self,
+        *,
+        memory: MemoryTier[BlockOwner],
+        disk: DiskTier | None,
+        on_event: Callable[[CacheEvent], None],
+        may_persist: Callable[[str, str], bool],
+        now: Callable[[], float],
+        write_delay_s: float,
+        queue_bytes: int,
+    ) -> None:
+        self.lock = threading.Lock()
+        self.memory = memory
+        self.disk = disk
+        self.may_persist = may_persist
+        self.counters = CacheCounters()
+        self.events = EventCounter()
+        self._on_event = on_event
+        self.writer: WriteBehind | None = None
+        if disk is not None:
+            disk.on_change = self._disk_changed
+            self.writer = WriteBehind(
+                threading.Condition(self.lock),
+                limit_bytes=min(queue_bytes, memory.slab_bytes // 2),
+                delay_s=write_delay_s,
+                now=now,
+                after_batch=self.deliver,
+            )
+
+    def allocate_locked(self) -> int | None:
+        """A detached cell, evicting the least recently used block if it must; None if none."""
+        cell = self.memory.allocate()
+        if cell is not None:
+            return cell
+        victim = self.memory.oldest()
+        if victim is None:
+            if self.writer is not None:
+                self.writer.hurry_locked()
+            return None
+        owner = self.memory.owner(victim)
+        name, size = self.memory.name(victim), self.memory.size(victim)
+        self.memory.delist(victim)
+        owner.forget_cell_locked(name)
+        self.counters.evicted += 1
+        self.events.add(
+            CacheEventKind.EVICTED,
+            Tier.MEMORY,
+            owner.tenant_ref,
+            owner.session_ref,
+            blocks=1,
+            size=size,
+        )
+        return victim
+
+    def unpin(self, cells: Iterable[int]) -> None:
+        """Takes one pin off each cell; scrubs and frees those that were only waiting for that."""
+        with self.lock:
+            doomed = [cell for cell in cells if self.memory.unpin(cell)]
+        self.scrub(doomed)
+
+    def scrub(self, cells: Iterable[int]) -> None:
+        """Zeroes detached cells outside the lock, then frees them."""
+        for cell in cells:
+            self.memory.scrub(cell)
+            with self.lock:
+                self.memory.release(cell)
+
+    def deliver(self) -> None:
+        """Hands gathered events to the daemon; no lock is held meanwhile."""
+        for event in self.events.drain():
+            try:
+                self._on_event(event)
+            except Exception:
+                self.counters.events_failed += 1
+                _log.exception("a cache event was not recorded: %s", event.kind)
+
+    def _disk_changed(self, available: bool, reason: str) -> None:
+        kind = CacheEventKind.DISK_AVAILABLE if available else CacheEventKind.DISK_UNAVAILABLE
+        self.events.add(kind, Tier.DISK, reason=reason)
+        self.deliver()

@@ -1,0 +1,227 @@
+"""The cache store: which sessions exist, and the life of both tiers.
+
+A store without a disk tier (a stateless deployment) writes nothing anywhere.
+"""
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from kvrun.cache.disk import DiskTier
+from kvrun.cache.errors import SessionDroppedError
+from kvrun.cache.events import CacheEvent
+from kvrun.cache.folder import checked_ref
+from kvrun.cache.handles import DropReport
+from kvrun.cache.memory import MemoryTier, TenantUsage
+from kvrun.cache.session import CacheSession
+from kvrun.cache.state import BlockOwner, CacheCounters, CacheState
+
+_TOMBSTONES = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class CacheStats:
+    """A snapshot: cells and bytes in use, what waits for disk, totals since start."""
+
+    cell_bytes: int
+    cells: int
+    free_cells: int
+    busy_cells: int
+    memory_locked: bool
+    disk_bytes: int
+    disk_available: bool
+    waiting_bytes: int
+    sessions: int
+    tenants: dict[str, TenantUsage]
+    counters: CacheCounters
+
+
+class CacheStore:
+    """Every session's sealed blocks on one box.
+
+    ``on_event`` gets aggregated events, never with a lock held, from any thread. Before blocks are
+    written to disk ``may_persist(tenant_ref, session_ref)`` is asked; an exception counts as no.
+    ``write_delay_s`` is how long a committed block stays in memory alone; at most ``queue_bytes``
+    (and half of the slab) wait for the disk. With ``background`` off nothing is written until
+    :meth:`work` or :meth:`flush`.
+    """
+
+    def __init__(
+        self,
+        *,
+        memory: MemoryTier[BlockOwner],
+        disk: DiskTier | None,
+        on_event: Callable[[CacheEvent], None],
+        may_persist: Callable[[str, str], bool] = lambda tenant_ref, session_ref: True,
+        now: Callable[[], float] = time.monotonic,
+        write_delay_s: float = 0.5,
+        queue_bytes: int = 2**30,
+        background: bool = True,
+    ) -> None:
+        self._state = CacheState(
+            memory=memory,
+            disk=disk,
+            on_event=on_event,
+            may_persist=may_persist,
+            now=now,
+            write_delay_s=write_delay_s,
+            queue_bytes=queue_bytes,
+        )
+        self._table_lock = threading.Lock()
+        self._sessions: dict[tuple[str, str], CacheSession] = {}
+        self._tombstones: OrderedDict[tuple[str, str], int] = OrderedDict()
+        if background and self._state.writer is not None:
+            self._state.writer.start()
+
+    def carve(self, cell_bytes: int, *, timeout_s: float = 10.0) -> bool:
+        """Sets the cell size that the engine needs; the same size keeps the content (True).
+
+        Another size persists what waits, then empties the memory tier (False). Raises
+        CacheBusyError while requests still hold blocks.
+        """
+        state = self._state
+        if cell_bytes != state.memory.cell_bytes:
+            self.flush(timeout_s)
+        with self._table_lock:
+            sessions = list(self._sessions.values())
+        with state.lock:
+            kept = state.memory.carve(cell_bytes)
+            if not kept:
+                for session in sessions:
+                    session.forget_all_cells_locked()
+        return kept
+
+    def session(self, tenant_ref: str, session_ref: str, *, epoch: int) -> CacheSession:
+        """The session's blocks, listed from disk on first use (which may take a while).
+
+        The same ``epoch`` (the key's generation) gives the same object; a higher one drops what
+        the lower one stored. Raises SessionDroppedError when that epoch was dropped or replaced.
+        """
+        session = self._entry(tenant_ref, session_ref, epoch)
+        session.open()
+        return session
+
+    def drop(self, tenant_ref: str, session_ref: str, *, epoch: int) -> DropReport:
+        """Removes a session from every tier, also one that nobody opened since start."""
+        try:
+            session = self._entry(tenant_ref, session_ref, epoch)
+        except SessionDroppedError:
+            with self._table_lock:
+                current = self._sessions.get((tenant_ref, session_ref))
+            if current is None or current.epoch > epoch:
+                return DropReport()
+            session = current
+        return session.drop()
+
+    def drop_tenant(self, tenant_ref: str) -> DropReport:
+        """Removes every session of a tenant, opened or not, and sums up the reports."""
+        with self._table_lock:
+            live = {key: s.epoch for key, s in self._sessions.items() if key[0] == tenant_ref}
+        disk = self._state.disk
+        on_disk = disk.session_refs() if disk is not None else []
+        epochs = {key: 0 for key in on_disk if key[0] == tenant_ref} | live
+        total = DropReport()
+        for key, epoch in epochs.items():
+            report = self.drop(*key, epoch=epoch)
+            total = DropReport(
+                total.memory_blocks + report.memory_blocks,
+                total.memory_bytes + report.memory_bytes,
+                total.disk_blocks + report.disk_blocks,
+                total.disk_bytes + report.disk_bytes,
+                total.held + report.held,
+                total.failed + report.failed,
+            )
+        return total
+
+    def work(self) -> int:
+        """Writes one batch of due blocks and delivers events; returns how many blocks it took."""
+        count = self._state.writer.run_due() if self._state.writer is not None else 0
+        self._state.deliver()
+        return count
+
+    def deliver_events(self) -> None:
+        """Hands gathered events to ``on_event``; the daemon calls it every second or so."""
+        self._state.deliver()
+
+    def flush(self, timeout_s: float = 60.0) -> bool:
+        """Writes everything that waits for disk; False when time ran out."""
+        done = self._state.writer.flush(timeout_s) if self._state.writer is not None else True
+        self._state.deliver()
+        return done
+
+    def close(self, timeout_s: float = 60.0) -> bool:
+        """Flushes, stops the thread and gives the slab back; returns whether all was written."""
+        done = self.flush(timeout_s)
+        if self._state.writer is not None:
+            self._state.writer.stop()
+        if self._state.disk is not None:
+            self._state.disk.close()
+        self._state.deliver()
+        with self._state.lock:
+            self._state.memory.close()
+        return done
+
+    def stats(self) -> CacheStats:
+        """How full the tiers are, by tenant, and what happened so far."""
+        with self._table_lock:
+            sessions = len(self._sessions)
+        state = self._state
+        with state.lock:
+            memory, disk = state.memory, state.disk
+            return CacheStats(
+                cell_bytes=memory.cell_bytes,
+                cells=memory.cells,
+                free_cells=memory.free_cells,
+                busy_cells=memory.busy_cells,
+                memory_locked=memory.locked,
+                disk_bytes=disk.used_bytes if disk is not None else 0,
+                disk_available=disk is not None and disk.available,
+                waiting_bytes=state.writer.waiting_bytes if state.writer is not None else 0,
+                sessions=sessions,
+                tenants={tenant: replace(usage) for tenant, usage in memory.usage.items()},
+                counters=replace(state.counters),
+            )
+
+    def _entry(self, tenant_ref: str, session_ref: str, epoch: int) -> CacheSession:
+        key = (checked_ref(tenant_ref), checked_ref(session_ref))
+        with self._table_lock:
+            current = self._sessions.get(key)
+            dead = self._tombstones.get(key)
+            if dead is not None and epoch <= dead:
+                raise SessionDroppedError(
+                    f"session {session_ref} of tenant {tenant_ref} was dropped at epoch {dead}; "
+                    f"epoch {epoch} may not be used again"
+                )
+            if current is not None and current.epoch == epoch:
+                return current
+            if current is not None and current.epoch > epoch:
+                raise SessionDroppedError(
+                    f"session {session_ref} of tenant {tenant_ref} is at epoch {current.epoch}; "
+                    f"epoch {epoch} was replaced"
+                )
+            session = CacheSession(
+                self._state,
+                *key,
+                epoch,
+                previous=current,
+                on_drop=self._bury,
+                on_dropped=self._forget,
+            )
+            self._sessions[key] = session
+            return session
+
+    def _bury(self, session: CacheSession) -> None:
+        key = (session.tenant_ref, session.session_ref)
+        with self._table_lock:
+            self._tombstones[key] = max(self._tombstones.get(key, 0), session.epoch)
+            self._tombstones.move_to_end(key)
+            if len(self._tombstones) > _TOMBSTONES:
+                self._tombstones.popitem(last=False)
+
+    def _forget(self, session: CacheSession) -> None:
+        key = (session.tenant_ref, session.session_ref)
+        with self._table_lock:
+            if self._sessions.get(key) is session:
+                del self._sessions[key]

@@ -1,0 +1,166 @@
+"""The queue of committed blocks that wait to be written to disk, and its one quiet thread.
+
+A waiting block keeps its cell pinned, so it cannot be evicted before it was written; the bytes
+that wait are bounded, so that pins never fill the slab. Writing starts a moment after the store,
+off the engine's prefill.
+"""
+
+import logging
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Protocol
+
+_BATCH = 32
+_NICE = 15
+_log = logging.getLogger(__name__)
+
+
+class PersistTarget(Protocol):
+    """The session that a waiting block belongs to; it asks, writes and unpins."""
+
+    def persist(self, blocks: "Sequence[WaitingBlock]") -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingBlock:
+    """One pinned cell to write at ``due`` (seconds of the store's clock)."""
+
+    session: PersistTarget
+    name: bytes
+    cell: int
+    size: int
+    due: float
+
+
+class WriteBehind:
+    """Bounded write-behind. Methods named *_locked need the index lock that ``changed`` wraps."""
+
+    def __init__(
+        self,
+        changed: threading.Condition,
+        *,
+        limit_bytes: int,
+        delay_s: float,
+        now: Callable[[], float],
+        after_batch: Callable[[], None],
+    ) -> None:
+        self._changed = changed
+        self._limit_bytes = limit_bytes
+        self._delay_s = delay_s
+        self._now = now
+        self._after_batch = after_batch
+        self._waiting: deque[WaitingBlock] = deque()
+        self._in_flight = 0
+        self._hurry = False
+        self._stopping = False
+        self._run_lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self.waiting_bytes = 0
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread = threading.Thread(target=self._run, name="kvrun-write-behind", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the thread; what still waits is not written."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def offer_locked(self, session: PersistTarget, name: bytes, cell: int, size: int) -> bool:
+        """Queues a block whose cell the caller pinned; False when the queue is full."""
+        if self.waiting_bytes + size > self._limit_bytes:
+            return False
+        self._waiting.append(WaitingBlock(session, name, cell, size, self._now() + self._delay_s))
+        self.waiting_bytes += size
+        if len(self._waiting) == 1:
+            self._changed.notify_all()
+        return True
+
+    def hurry_locked(self) -> None:
+        """Writes what waits now instead of at its due time: memory is short."""
+        if self._waiting and not self._hurry:
+            self._hurry = True
+            self._changed.notify_all()
+
+    def discard_locked(self, session: PersistTarget) -> list[WaitingBlock]:
+        """Takes a session's waiting blocks out; the caller unpins them."""
+        found = [block for block in self._waiting if block.session is session]
+        if found:
+            self._waiting = deque(b for b in self._waiting if b.session is not session)
+            self.waiting_bytes -= sum(block.size for block in found)
+        return found
+
+    def flush(self, timeout_s: float) -> bool:
+        """Writes everything that waits; False when that took longer than ``timeout_s``."""
+        with self._changed:
+            self.hurry_locked()
+        if self._thread is None:
+            while self.run_due():
+                pass
+        with self._changed:
+            return self._changed.wait_for(
+                lambda: not self._waiting and not self._in_flight, timeout_s
+            )
+
+    def run_due(self) -> int:
+        """Writes one batch of due blocks; returns how many it took from the queue."""
+        with self._run_lock:
+            with self._changed:
+                batch = self._take_due_locked()
+                self._in_flight += len(batch)
+            if not batch:
+                return 0
+            try:
+                by_session: dict[int, list[WaitingBlock]] = {}
+                for block in batch:
+                    by_session.setdefault(id(block.session), []).append(block)
+                for blocks in by_session.values():
+                    blocks[0].session.persist(blocks)
+            finally:
+                with self._changed:
+                    self._in_flight -= len(batch)
+                    self.waiting_bytes -= sum(block.size for block in batch)
+                    self._changed.notify_all()
+            self._after_batch()
+            return len(batch)
+
+    def _take_due_locked(self) -> list[WaitingBlock]:
+        now = self._now()
+        batch: list[WaitingBlock] = []
+        while self._waiting and len(batch) < _BATCH:
+            if not self._hurry and self._waiting[0].due > now:
+                break
+            batch.append(self._waiting.popleft())
+        if not self._waiting:
+            self._hurry = False
+        return batch
+
+    def _run(self) -> None:
+        # On Linux this sets the niceness of the calling thread alone.
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+        while True:
+            with self._changed:
+                while not self._stopping:
+                    if self._waiting:
+                        wait = self._waiting[0].due - self._now()
+                        if self._hurry or wait <= 0:
+                            break
+                        self._changed.wait(wait)
+                    else:
+                        self._changed.wait()
+                if self._stopping:
+                    return
+            try:
+                self.run_due()
+            except Exception:
+                _log.exception("a batch of sealed blocks was not persisted")

@@ -1,0 +1,143 @@
+"""Pages travel whole between the engine's tensors and staging, and never outside either."""
+
+import random
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from kvrun.engines.vllm.pages import (  # noqa: E402
+    CpuPageCopier,
+    CudaPageCopier,
+    PageCopy,
+    PageLayoutError,
+)
+
+PAGE = 192
+BLOCKS = 7
+# Two groups that share tensor 0 with different page sizes, as hybrid models do.
+GROUPS = [[(0, PAGE), (1, PAGE)], [(0, 128), (2, 64)]]
+
+
+def tensors(device="cpu"):
+    generator = torch.Generator().manual_seed(7)
+
+    def data(*shape):
+        return torch.randint(-128, 128, shape, dtype=torch.int8, generator=generator)
+
+    plain = data(BLOCKS, PAGE).to(device)
+    strided = data(BLOCKS, 2 * PAGE).to(device)[:, :PAGE]
+    small = data(BLOCKS, 64).to(device)
+    return [plain, strided, small]
+
+
+def expected(kv, group, block):
+    return b"".join(
+        kv[index][block, :size].cpu().view(torch.uint8).numpy().tobytes()
+        for index, size in GROUPS[group]
+    )
+
+
+def test_a_gathered_block_is_its_pages_in_order():
+    kv = tensors()
+    staging = bytearray(4096)
+    copier = CpuPageCopier(kv, GROUPS, memoryview(staging))
+    assert [copier.block_bytes(0), copier.block_bytes(1)] == [2 * PAGE, 192]
+    copier.gather(0, 3, 100)
+    copier.gather(1, 6, 1000)
+    assert staging[100 : 100 + 2 * PAGE] == expected(kv, 0, 3)
+    assert staging[1000:1192] == expected(kv, 1, 6)
+    assert not any(staging[:100])
+    assert not any(staging[1192:])
+
+
+def round_trip(copier, kv):
+    """Every block of both groups goes to staging and comes back to wiped tensors."""
+    before = [tensor.clone() for tensor in kv]
+    places = list(range(2 * BLOCKS))
+    random.Random(1).shuffle(places)
+    batch = [
+        PageCopy(group, block, 2 * PAGE * places[group * BLOCKS + block])
+        for group in (0, 1)
+        for block in range(BLOCKS)
+    ]
+    copier.wait(copier.submit_gather(batch))
+    for tensor in kv:
+        tensor.zero_()
+    handle = copier.submit_scatter(batch)
+    copier.wait(handle)
+    assert copier.done(handle)
+    for tensor, old in zip(kv, before, strict=True):
+        assert torch.equal(tensor, old)
+
+
+def test_scatter_undoes_gather_on_strided_and_shared_tensors():
+    kv = tensors()
+    copier = CpuPageCopier(kv, GROUPS, memoryview(bytearray(2 * PAGE * 2 * BLOCKS)))
+    round_trip(copier, kv)
+
+
+def test_scatter_leaves_neighbouring_rows_and_padding_alone():
+    kv = tensors()
+    padded = torch.full((BLOCKS, 2 * PAGE), 5, dtype=torch.int8)
+    kv[1] = padded[:, :PAGE]
+    copier = CpuPageCopier(kv, GROUPS, memoryview(bytearray(b"\xff" * 4096)))
+    copier.scatter(0, 2, 0)
+    assert (padded[2, :PAGE] == -1).all()
+    assert (padded[2, PAGE:] == 5).all()
+    assert (padded[[0, 1, 3, 4, 5, 6]] == 5).all()
+
+
+@pytest.mark.parametrize(
+    ("group", "block", "offset"),
+    [(2, 0, 0), (-1, 0, 0), (0, BLOCKS, 0), (0, -1, 0), (0, 0, -1), (0, 0, 4096 - 2 * PAGE + 1)],
+)
+def test_a_copy_out_of_bounds_is_refused(group, block, offset):
+    copier = CpuPageCopier(tensors(), GROUPS, memoryview(bytearray(4096)))
+    for copy in (copier.gather, copier.scatter):
+        with pytest.raises(PageLayoutError):
+            copy(group, block, offset)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        torch.zeros(3, 8, dtype=torch.int16),
+        torch.zeros(8, dtype=torch.int8),
+        torch.zeros(0, 8, dtype=torch.int8),
+        torch.zeros(8, 3, dtype=torch.int8).T,
+    ],
+)
+def test_tensors_that_are_not_rows_of_pages_are_refused(bad):
+    with pytest.raises(PageLayoutError):
+        CpuPageCopier([bad], [[(0, 4)]], memoryview(bytearray(64)))
+
+
+def test_a_page_longer_than_its_row_is_refused():
+    with pytest.raises(PageLayoutError, match="rows have 192"):
+        CpuPageCopier(tensors(), [[(0, PAGE + 1)]], memoryview(bytearray(4096)))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_cuda_scatter_undoes_gather():
+    kv = tensors("cuda")
+    staging = torch.zeros(1 << 20, dtype=torch.uint8)
+    copier = CudaPageCopier(kv, GROUPS, staging)
+    try:
+        round_trip(copier, kv)
+    finally:
+        copier.close()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_cuda_gather_waits_for_the_compute_stream():
+    kv = [torch.zeros(4, 1 << 20, dtype=torch.int8, device="cuda")]
+    staging = torch.zeros(4 << 20, dtype=torch.uint8)
+    copier = CudaPageCopier(kv, [[(0, 1 << 20)]], staging)
+    try:
+        torch.cuda._sleep(200_000_000)
+        kv[0].fill_(9)
+        copier.wait(copier.submit_gather([PageCopy(0, block, block << 20) for block in range(4)]))
+        assert (staging == 9).all()
+    finally:
+        copier.close()
