@@ -1,4 +1,4 @@
-"""A caller's buffer seen as flat bytes with an address, without copying it.
+"""A caller's buffer seen as flat bytes, without copying it, and where it lies in memory.
 
 Addresses come from the buffer protocol itself (PEP 3118), because a read-only view of a buffer
 that is also the destination would escape every check that needs a writable object.
@@ -15,60 +15,56 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 
-class FlatBuffer:
-    """A one-dimensional view of bytes: ``view``, ``size`` in bytes, and ``address``."""
+def flat_bytes(name: str, buffer: Buffer, writable: bool) -> memoryview:
+    """A one-dimensional view of ``buffer`` as unsigned bytes; ``name`` stands in messages.
 
-    __slots__ = ("address", "size", "view")
+    Raises :class:`SealBufferError` when it is no buffer, not of bytes, not C-contiguous, or
+    read-only where ``writable`` is asked for.
+    """
+    try:
+        view = memoryview(buffer)
+    except TypeError:
+        raise SealBufferError(
+            f"{name} is {type(buffer).__name__}, which has no buffer of bytes.",
+            hint="Pass bytes, bytearray, memoryview, mmap or a uint8 array. "
+            "A CPU torch tensor: tensor.view(torch.uint8).numpy().",
+        ) from None
+    if writable and view.readonly:
+        raise SealBufferError(f"{name} is read-only.", hint="Pass a writable buffer.")
+    if view.ndim == 1 and view.format == "B" and view.c_contiguous:
+        return view
+    return _flatten(name, view)
 
-    def __init__(self, name: str, buffer: Buffer, *, writable: bool) -> None:
-        """Look at ``buffer``, called ``name`` in messages.
 
-        Raises :class:`SealBufferError` when it is no buffer, not of bytes, not C-contiguous, or
-        read-only where ``writable`` is asked for.
-        """
-        try:
-            view = memoryview(buffer)
-        except TypeError:
-            raise SealBufferError(
-                f"{name} is {type(buffer).__name__}, which has no buffer of bytes.",
-                hint="Pass bytes, bytearray, memoryview, mmap or a uint8 array. "
-                "A CPU torch tensor: tensor.view(torch.uint8).numpy().",
-            ) from None
-        if view.format not in _BYTE_FORMATS:
-            raise SealBufferError(
-                f"{name} holds items of format {view.format!r}, not bytes.",
-                hint="View it as unsigned bytes first (uint8).",
-            )
-        if not view.c_contiguous:
-            raise SealBufferError(
-                f"{name} is not C-contiguous.", hint="Pass one contiguous run of bytes."
-            )
-        if writable and view.readonly:
-            raise SealBufferError(f"{name} is read-only.", hint="Pass a writable buffer.")
-        self.size = view.nbytes
-        if self.size == 0:
-            # memoryview cannot flatten an empty array of several dimensions.
-            self.view, self.address = memoryview(bytearray()), 0
-        else:
-            self.view = view if view.ndim == 1 and view.format == "B" else view.cast("B")
-            self.address = _address(self.view)
+def overlap(one: memoryview, other: memoryview) -> bool:
+    """Whether two views from :func:`flat_bytes` share at least one byte of memory."""
+    if not (one.nbytes and other.nbytes):
+        return False
+    start, other_start = _address(one), _address(other)
+    return start < other_start + other.nbytes and other_start < start + one.nbytes
 
-    def overlaps(self, other: FlatBuffer) -> bool:
-        """Whether the two share at least one byte of memory."""
-        return (
-            self.size > 0
-            and other.size > 0
-            and self.address < other.address + other.size
-            and other.address < self.address + self.size
-        )
 
-    def zero(self) -> None:
-        """Overwrite every byte with zero."""
-        if self.size:
-            ctypes.memset(self.address, 0, self.size)
+def zero(view: memoryview) -> None:
+    """Overwrite every byte of a writable view from :func:`flat_bytes` with zero."""
+    if view.nbytes:
+        ctypes.memset(_address(view), 0, view.nbytes)
 
 
 _BYTE_FORMATS = frozenset(("B", "b", "c"))
+
+
+def _flatten(name: str, view: memoryview) -> memoryview:
+    if view.format not in _BYTE_FORMATS:
+        raise SealBufferError(
+            f"{name} holds items of format {view.format!r}, not bytes.",
+            hint="View it as unsigned bytes first (uint8).",
+        )
+    if not view.c_contiguous:
+        raise SealBufferError(
+            f"{name} is not C-contiguous.", hint="Pass one contiguous run of bytes."
+        )
+    # memoryview cannot flatten an empty array of several dimensions.
+    return view.cast("B") if view.nbytes else memoryview(bytearray())
 
 
 class _PyBuffer(ctypes.Structure):
@@ -102,7 +98,7 @@ _SIMPLE = 0  # PyBUF_SIMPLE: contiguous bytes, no shape
 def _address(view: memoryview) -> int:
     # The view keeps the memory where it is; the second export is only read and given back.
     if not view.readonly:
-        return ctypes.addressof(ctypes.c_char.from_buffer(view))  # a quarter of the time
+        return ctypes.addressof(ctypes.c_char.from_buffer(view))  # much faster
     raw = _PyBuffer()
     _get_buffer(view, ctypes.byref(raw), _SIMPLE)
     try:

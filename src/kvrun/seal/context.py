@@ -91,20 +91,18 @@ class ContextEncoder:
 
     def encode(self, block: BlockIdentity) -> bytes:
         """The context of ``block``: what a sealed block of it is bound to."""
-        return b"".join(
-            (
-                self._prefix,
-                _LENGTH.pack(len(block.block_hash)),
-                block.block_hash,
-                _text(block.layers),
-                _NUMBERS.pack(
-                    block.group,
-                    block.rank,
-                    block.world_size,
-                    block.token_start,
-                    block.token_count,
-                ),
-            )
+        block_hash, layers = block.block_hash, block.layers.encode("ascii")
+        return self._prefix + struct.pack(
+            f"<H{len(block_hash)}sH{len(layers)}sIIIQI",
+            len(block_hash),
+            block_hash,
+            len(layers),
+            layers,
+            block.group,
+            block.rank,
+            block.world_size,
+            block.token_start,
+            block.token_count,
         )
 
 
@@ -112,7 +110,6 @@ _U32 = 2**32 - 1
 _U64 = 2**64 - 1
 _LENGTH = struct.Struct("<H")
 _GENERATION = struct.Struct("<I")
-_NUMBERS = struct.Struct("<IIIQI")
 
 
 def _text(value: str) -> bytes:

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA512
 from cryptography.hazmat.primitives.hmac import HMAC
 
-from kvrun.seal.buffers import FlatBuffer
+from kvrun.seal.buffers import flat_bytes, overlap, zero
 from kvrun.seal.errors import (
     EnvelopeFormatError,
     FormatFault,
@@ -80,9 +80,7 @@ def parse_header(sealed: Buffer) -> EnvelopeHeader:
     Raises :class:`EnvelopeFormatError`, whose ``fault`` says which check failed, and
     :class:`SealBufferError` when ``sealed`` is not a buffer of bytes.
     """
-    _, generation, salt, commitment, plain_bytes = _parse(
-        FlatBuffer("sealed", sealed, writable=False)
-    )
+    _, generation, salt, commitment, plain_bytes = _parse(flat_bytes("sealed", sealed, False))
     return EnvelopeHeader(generation, salt, commitment, plain_bytes)
 
 
@@ -101,14 +99,16 @@ class BlockSealer:
         ``generation`` is that of the key; it stands in every header this sealer writes, and a
         block with another one is not opened. Raises :class:`SealBufferError`.
         """
-        key = FlatBuffer("The session key", dek, writable=False)
-        if key.size != KEY_BYTES:
-            raise SealBufferError(f"A session key has {KEY_BYTES} bytes; this one has {key.size}.")
+        key = flat_bytes("The session key", dek, False)
+        if key.nbytes != KEY_BYTES:
+            raise SealBufferError(
+                f"A session key has {KEY_BYTES} bytes; this one has {key.nbytes}."
+            )
         if not 0 <= generation <= MAX_GENERATION:
             raise SealBufferError(
                 f"The key generation is {generation}.", hint=f"Allowed are 0 to {MAX_GENERATION}."
             )
-        state = HMAC(key.view, SHA512())
+        state = HMAC(key, SHA512())
         state.update(_KEY_LABEL)
         self._state: HMAC | None = state
         self._generation = generation
@@ -136,19 +136,19 @@ class BlockSealer:
         holds plaintext.
         """
         state = self._live_state()
-        source = FlatBuffer("plaintext", plaintext, writable=False)
-        target = FlatBuffer("out", out, writable=True)
+        source = flat_bytes("plaintext", plaintext, False)
+        target = flat_bytes("out", out, True)
         _refuse_overlap("plaintext", source, target)
         if len(salt) != SALT_BYTES:
             raise SealBufferError(f"A salt has {SALT_BYTES} bytes; this one has {len(salt)}.")
-        if source.size > MAX_PLAIN_BYTES:
+        if source.nbytes > MAX_PLAIN_BYTES:
             raise SealBufferError(
-                f"plaintext has {source.size} bytes.", hint=f"Allowed are 0 to {MAX_PLAIN_BYTES}."
+                f"plaintext has {source.nbytes} bytes.", hint=f"Allowed are 0 to {MAX_PLAIN_BYTES}."
             )
-        if target.size != sealed_size(source.size):
+        if target.nbytes != sealed_size(source.nbytes):
             raise SealBufferError(
-                f"out has {target.size} bytes for {source.size} bytes of plaintext.",
-                hint=f"It must have exactly {sealed_size(source.size)}.",
+                f"out has {target.nbytes} bytes for {source.nbytes} bytes of plaintext.",
+                hint=f"It must have exactly {sealed_size(source.nbytes)}.",
             )
         okm = _derive(state, salt, context)
         header = _HEADER.pack(
@@ -159,11 +159,11 @@ class BlockSealer:
             self._generation,
             salt,
             okm[KEY_BYTES:],
-            source.size,
+            source.nbytes,
         )
-        target.view[:HEADER_BYTES] = header
-        AESGCM(memoryview(okm)[:KEY_BYTES]).encrypt_into(
-            _NONCE, source.view, header + context, target.view[HEADER_BYTES:]
+        target[:HEADER_BYTES] = header
+        AESGCM(okm[:KEY_BYTES]).encrypt_into(
+            _NONCE, source, header + context, target[HEADER_BYTES:]
         )
 
     def open_into(self, context: bytes, sealed: Buffer, out: Buffer) -> None:
@@ -177,21 +177,21 @@ class BlockSealer:
         :class:`IntegrityError`, :class:`SealerClosedError`. Raises :class:`SealBufferError`, with
         ``out`` untouched, when a buffer cannot be used or the two overlap.
         """
-        source = FlatBuffer("sealed", sealed, writable=False)
-        target = FlatBuffer("out", out, writable=True)
+        source = flat_bytes("sealed", sealed, False)
+        target = flat_bytes("out", out, True)
         _refuse_overlap("sealed", source, target)
         try:
             self._open(context, source, target)
         except BaseException:
-            target.zero()
+            zero(target)
             raise
 
-    def _open(self, context: bytes, source: FlatBuffer, target: FlatBuffer) -> None:
+    def _open(self, context: bytes, source: memoryview, target: memoryview) -> None:
         state = self._live_state()
         raw, generation, salt, commitment, plain_bytes = _parse(source)
-        if plain_bytes != target.size:
+        if plain_bytes != target.nbytes:
             raise EnvelopeFormatError(
-                f"The sealed block holds {plain_bytes} bytes where {target.size} are expected.",
+                f"The sealed block holds {plain_bytes} bytes where {target.nbytes} are expected.",
                 fault=FormatFault.LENGTH,
             )
         if generation != self._generation:
@@ -240,29 +240,25 @@ _NONCE = bytes(12)  # every key is used for one message only
 def _derive(state: HMAC, salt: bytes, context: bytes) -> bytes:
     """The block's 32-byte key and 32-byte commitment: HKDF-Expand-SHA-512 with L = 64."""
     block = state.copy()
-    block.update(salt)
-    block.update(context)
-    block.update(b"\x01")
+    block.update(salt + context + b"\x01")
     return block.finalize()
 
 
-def _decrypt(okm: bytes, aad: bytes, source: FlatBuffer, target: FlatBuffer) -> bool:
+def _decrypt(okm: bytes, aad: bytes, source: memoryview, target: memoryview) -> bool:
     try:
-        AESGCM(memoryview(okm)[:KEY_BYTES]).decrypt_into(
-            _NONCE, source.view[HEADER_BYTES:], aad, target.view
-        )
+        AESGCM(okm[:KEY_BYTES]).decrypt_into(_NONCE, source[HEADER_BYTES:], aad, target)
     except InvalidTag:
         return False
     return True
 
 
-def _parse(source: FlatBuffer) -> tuple[bytes, int, bytes, bytes, int]:
+def _parse(source: memoryview) -> tuple[bytes, int, bytes, bytes, int]:
     """The header's bytes, generation, salt, commitment and plaintext size.
 
     The bytes are copied first, so that all checks and the tag see the same ones.
     """
-    plain_bytes = plain_size(source.size)
-    raw = bytes(source.view[:HEADER_BYTES])
+    plain_bytes = plain_size(source.nbytes)
+    raw = bytes(source[:HEADER_BYTES])
     magic, form, algorithm, flags, generation, salt, commitment, stated = _HEADER.unpack(raw)
     if magic != _MAGIC:
         raise EnvelopeFormatError(
@@ -287,15 +283,15 @@ def _parse(source: FlatBuffer) -> tuple[bytes, int, bytes, bytes, int]:
     if stated != plain_bytes:
         raise EnvelopeFormatError(
             f"The header states {stated} bytes of plaintext, but the sealed block's "
-            f"{source.size} bytes hold {plain_bytes}.",
+            f"{source.nbytes} bytes hold {plain_bytes}.",
             fault=FormatFault.TRUNCATED if stated > plain_bytes else FormatFault.LENGTH,
         )
     return raw, generation, salt, commitment, stated
 
 
-def _refuse_overlap(name: str, source: FlatBuffer, target: FlatBuffer) -> None:
+def _refuse_overlap(name: str, source: memoryview, target: memoryview) -> None:
     # Overlapping buffers can yield wrong bytes without any error from the cipher.
-    if source.overlaps(target):
+    if overlap(source, target):
         raise SealBufferError(
             f"out overlaps {name} in memory.", hint="Source and destination must be disjoint."
         )
