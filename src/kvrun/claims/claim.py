@@ -104,6 +104,8 @@ def decode_payload(payload: bytes) -> Claim:
         claim = _DECODER.decode(payload)
     except (msgspec.DecodeError, RecursionError) as error:
         raise malformed(f"the claim's payload is not a claim: {error}") from None
+    if _ENCODER.encode(claim) != payload:
+        raise malformed("the claim's payload is not written canonically")
     check_claim(claim)
     return claim
 

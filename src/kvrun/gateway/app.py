@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from kvrun.gateway.apikeys import ApiKeys, load_api_keys
 from kvrun.gateway.auth import Authenticator
 from kvrun.gateway.errors import GatewayConfigError
 from kvrun.gateway.jwt import JwksFetch, JwtVerifier, file_fetch
-from kvrun.gateway.link import Connect, InstanceConnection, InstanceLink
+from kvrun.gateway.link import InstanceClient, InstanceLink
 from kvrun.gateway.metrics import GatewayMetrics
 from kvrun.gateway.proxy import GatewayProxy
 from kvrun.gateway.salts import SessionDirectory
@@ -31,8 +31,8 @@ JWKS_TIMEOUT_S = 5.0
 class GatewayParts:
     """What proxy and middleware share: admission, and the link to the daemon behind it.
 
-    ``token`` is the launch token for the daemon. ``connect`` replaces the way the daemon is
-    reached (tests). Raises GatewayConfigError for settings that cannot work.
+    ``token`` is the launch token for the daemon. ``make_client`` replaces the daemon's client
+    (tests, benches). Raises GatewayConfigError for settings that cannot work.
     """
 
     def __init__(
@@ -40,25 +40,24 @@ class GatewayParts:
         settings: GatewaySettings,
         *,
         claim_key: Ed25519PrivateKey | None = None,
-        token: bytes = b"",
-        connect: Connect | None = None,
+        token: str = "",
+        make_client: Callable[[], InstanceClient] | None = None,
     ) -> None:
         check_settings(settings)
-        self._settings = settings
         self.directory: SessionDirectory | None = None
         self.link: InstanceLink | None = None
         if claim_key is None and settings.claim_key_file is not None:
             claim_key = load_signing_key(settings.claim_key_file)
         signer = ClaimSigner(claim_key) if claim_key is not None else None
-        if connect is None and settings.instance_socket is not None:
-            connect = self._daemon_connect(settings.instance_socket, token)
-        if connect is not None:
+        if make_client is None and settings.instance_socket is not None:
+            make_client = self._daemon_client(settings.instance_socket, token)
+        if make_client is not None:
             if signer is None:
                 raise GatewayConfigError(
                     "the gateway has an instance daemon but no key to sign claims with",
                     hint="Set gateway.claim_key_file.",
                 )
-            self.link = InstanceLink(connect, self._forget_all)
+            self.link = InstanceLink(make_client)
             self.directory = SessionDirectory(
                 self.link,
                 capacity=settings.max_sessions_cached,
@@ -89,15 +88,19 @@ class GatewayParts:
         if self.directory is not None:
             self.directory.invalidate_all()
 
-    def _daemon_connect(self, socket_path: Path, token: bytes) -> Connect:
-        async def connect() -> InstanceConnection:
+    def _daemon_client(self, socket_path: Path, token: str) -> Callable[[], InstanceClient]:
+        def make() -> InstanceClient:
+            # Imported here: the gateway's pure parts are used without a daemon (tests, benches).
             from kvrun.instance.client import AsyncInstanceClient
 
-            return await AsyncInstanceClient.connect(
-                socket_path, token, on_invalidated=self.on_invalidated
+            return AsyncInstanceClient(
+                socket_path,
+                token,
+                on_invalidated=self.on_invalidated,
+                on_lost=self._forget_all,
             )
 
-        return connect
+        return make
 
 
 def build_proxy(settings: GatewaySettings, parts: GatewayParts) -> GatewayProxy:

@@ -15,6 +15,7 @@ Send = Callable[[Message], Awaitable[None]]
 AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 REQUEST_ID_HEADER = b"x-kv-request-id"
+OPENAI_REQUEST_ID_HEADER = b"x-request-id"
 
 
 class ClientGoneError(Exception):
@@ -59,11 +60,17 @@ async def send_whole(
             "headers": [
                 *headers,
                 (b"content-length", str(len(body)).encode()),
-                (REQUEST_ID_HEADER, request_id.encode()),
+                *id_headers(request_id),
             ],
         }
     )
     await send({"type": "http.response.body", "body": body})
+
+
+def id_headers(request_id: str) -> list[tuple[bytes, bytes]]:
+    """The request id under our name and under the one that OpenAI's clients show."""
+    value = request_id.encode()
+    return [(REQUEST_ID_HEADER, value), (OPENAI_REQUEST_ID_HEADER, value)]
 
 
 async def refuse_websocket(receive: Receive, send: Send) -> None:

@@ -1,72 +1,61 @@
-"""The connection to the instance daemon: made when first needed, made again when lost."""
+"""The connection to the instance daemon, made when first needed.
+
+The client behind it keeps the connection by itself once it has been made. The gateway must not
+depend on the daemon being there first, so a failed start is only a request without the cache.
+"""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Protocol
 
-from kvrun.gateway.errors import GatewayError
-from kvrun.gateway.salts import SessionGrant
+from kvrun.gateway.salts import SessionGrant, SessionGranter
 
 
-class InstanceConnection(Protocol):
-    """An open connection, as ``kvrun.instance.client.AsyncInstanceClient`` is one."""
+class InstanceClient(SessionGranter, Protocol):
+    """``kvrun.instance.client.AsyncInstanceClient`` as far as the gateway uses it."""
 
-    @property
-    def workspace(self) -> str: ...
-
-    @property
-    def deployment(self) -> str: ...
-
-    @property
-    def closed(self) -> bool: ...
-
-    async def open_session(self, tenant: str, session: str) -> SessionGrant: ...
+    async def start(self, *, timeout_s: float) -> None: ...
 
     async def close(self) -> None: ...
 
 
-Connect = Callable[[], Awaitable[InstanceConnection]]
-
-
 class InstanceLink:
-    """A SessionGranter that survives restarts of the daemon.
+    """A SessionGranter whose client starts with the first question. ``make`` builds the client."""
 
-    ``on_lost`` is called when a connection is replaced: pushes may have been missed meanwhile.
-    """
-
-    def __init__(self, connect: Connect, on_lost: Callable[[], None]) -> None:
-        self._connect = connect
-        self._on_lost = on_lost
-        self._connection: InstanceConnection | None = None
+    def __init__(self, make: Callable[[], InstanceClient]) -> None:
+        self._make = make
+        self._client: InstanceClient | None = None
         self._lock = asyncio.Lock()
 
     @property
     def workspace(self) -> str:
-        return self._established().workspace
+        return self._started.workspace
 
     @property
     def deployment(self) -> str:
-        return self._established().deployment
+        return self._started.deployment
+
+    @property
+    def stateless(self) -> bool:
+        return self._client is not None and self._client.stateless
 
     async def open_session(self, tenant: str, session: str) -> SessionGrant:
         """Ask the daemon, connecting first where needed. Raises what connecting raises."""
-        return await (await self._connected()).open_session(tenant, session)
+        if self._client is None:
+            async with self._lock:
+                if self._client is None:
+                    client = self._make()
+                    await client.start(timeout_s=0)
+                    self._client = client
+        return await self._client.open_session(tenant, session)
 
     async def close(self) -> None:
-        if self._connection is not None:
-            await self._connection.close()
-            self._connection = None
+        if self._client is not None:
+            await self._client.close()
+            self._client = None
 
-    async def _connected(self) -> InstanceConnection:
-        async with self._lock:
-            if self._connection is not None and not self._connection.closed:
-                return self._connection
-            if self._connection is not None:
-                self._on_lost()
-            self._connection = await self._connect()
-            return self._connection
-
-    def _established(self) -> InstanceConnection:
-        if self._connection is None:
-            raise GatewayError("the instance daemon is not connected", status=503)
-        return self._connection
+    @property
+    def _started(self) -> InstanceClient:
+        # Only asked after a grant, which a client that never started cannot have given.
+        assert self._client is not None
+        return self._client

@@ -1,9 +1,9 @@
 """The gateway's checks inside ``vllm serve``.
 
-Given as ``--middleware kvrun.gateway.middleware.KvrunMiddleware``. vLLM puts it outermost. It refuses everything it does not know, since the engine has more ways to
-a generation than its /v1 paths (``/invocations``, ``/generative_scoring``, ...), and stamps the
-same signed claim as the gateway. Settings come from the file named by KVRUN_CONFIG and from
-KVRUN_GATEWAY__* variables.
+Given as ``--middleware kvrun.gateway.middleware.KvrunMiddleware``; vLLM puts it outermost. It
+refuses everything it does not know, since the engine has more ways to a generation than its /v1
+paths (``/invocations``, ``/generative_scoring``, ...), and stamps the same signed claim as the
+gateway. Settings come from the file named by KVRUN_CONFIG and from KVRUN_GATEWAY__* variables.
 """
 
 import logging
@@ -15,6 +15,7 @@ from kvrun.errors import KvrunError
 from kvrun.gateway.admission import HeaderList, check_body_headers
 from kvrun.gateway.app import GatewayParts
 from kvrun.gateway.asgi import (
+    OPENAI_REQUEST_ID_HEADER,
     REQUEST_ID_HEADER,
     AsgiApp,
     ClientGoneError,
@@ -22,6 +23,7 @@ from kvrun.gateway.asgi import (
     Receive,
     Scope,
     Send,
+    id_headers,
     read_body,
     refuse_websocket,
     send_error,
@@ -36,6 +38,7 @@ logger = logging.getLogger("kvrun.gateway")
 # What an engine shows about itself; none of it holds a request or another client's answer.
 READ_PATHS = frozenset({"/health", "/ping", "/version", "/v1/models", "/metrics", "/load"})
 _OPEN_PATHS = frozenset({"/health", "/ping", "/version", "/metrics", "/load"})
+_REPLACED_IN_ANSWERS = (b"content-length", REQUEST_ID_HEADER, OPENAI_REQUEST_ID_HEADER)
 
 
 class KvrunMiddleware:
@@ -98,7 +101,7 @@ class _Answer:
 
     def __init__(self, send: Send, request_id: str) -> None:
         self._send = send
-        self._request_id = request_id.encode()
+        self._request_id = request_id
         self._start: Message | None = None
         self._whole = bytearray()
         self._events: EventScrubber | None = None
@@ -118,12 +121,11 @@ class _Answer:
         headers = [
             (name, value)
             for name, value in message.get("headers", [])
-            if name.lower() not in (b"content-length", REQUEST_ID_HEADER)
+            if name.lower() not in _REPLACED_IN_ANSWERS
         ]
-        headers.append((REQUEST_ID_HEADER, self._request_id))
+        headers += id_headers(self._request_id)
         start = {"type": "http.response.start", "status": message["status"], "headers": headers}
-        kind = next((v for n, v in headers if n.lower() == b"content-type"), b"")
-        if kind.startswith(b"text/event-stream"):
+        if _content_type(headers).startswith(b"text/event-stream"):
             self._events = EventScrubber()
             await self._send(start)
         else:
@@ -142,11 +144,15 @@ class _Answer:
         if message.get("more_body", False) or self._start is None:
             return
         body = bytes(self._whole)
-        if b"json" in next((v for n, v in self._start["headers"] if n == b"content-type"), b""):
+        if b"json" in _content_type(self._start["headers"]):
             body = scrub_json(body)
         self._start["headers"].append((b"content-length", str(len(body)).encode()))
         await self._send(self._start)
         await self._send({"type": "http.response.body", "body": body})
+
+
+def _content_type(headers: HeaderList) -> bytes:
+    return next((value for name, value in headers if name.lower() == b"content-type"), b"")
 
 
 def _engine_headers(
@@ -174,7 +180,7 @@ def _replay(body: bytes, receive: Receive) -> Receive:
     return replayed
 
 
-def _settings_from_environment() -> tuple[GatewaySettings, bytes]:
+def _settings_from_environment() -> tuple[GatewaySettings, str]:
     """Settings of the file in KVRUN_CONFIG and the launch token in KVRUN_GATEWAY_TOKEN_FILE."""
     from kvrun.config.load import load_config
 
@@ -193,7 +199,7 @@ def _settings_from_environment() -> tuple[GatewaySettings, bytes]:
     )
     token_file = os.environ.get("KVRUN_GATEWAY_TOKEN_FILE")
     try:
-        token = Path(token_file).read_bytes().strip() if token_file else b""
+        token = Path(token_file).read_text().strip() if token_file else ""
     except OSError as error:
         raise GatewayConfigError(f"cannot read {token_file}: {error.strerror}") from None
     return settings, token

@@ -14,12 +14,12 @@ from kvrun.errors import KvrunError
 from kvrun.gateway.admission import Admission, Admitted, HeaderList, check_body_headers
 from kvrun.gateway.apikeys import SCOPE_METRICS
 from kvrun.gateway.asgi import (
-    REQUEST_ID_HEADER,
     ClientGoneError,
     Message,
     Receive,
     Scope,
     Send,
+    id_headers,
     read_body,
     refuse_websocket,
     send_error,
@@ -193,7 +193,7 @@ class GatewayProxy:
                     (b"content-type", b"text/event-stream; charset=utf-8"),
                     (b"cache-control", b"no-cache"),
                     (b"x-accel-buffering", b"no"),
-                    (REQUEST_ID_HEADER, request_id.encode()),
+                    *id_headers(request_id),
                 ],
             }
         )

@@ -36,6 +36,10 @@ class SessionGranter(Protocol):
     @property
     def deployment(self) -> str: ...
 
+    @property
+    def stateless(self) -> bool:
+        """Whether every request gets a salt of its own, so that no grant is kept."""
+
     async def open_session(self, tenant: str, session: str) -> SessionGrant:
         """Raises a KvrunError of status 429 beyond the tenant's limit of sessions."""
 
@@ -81,7 +85,7 @@ class SessionDirectory:
             return grant
         if self._clock() < self._quiet_until:
             return None
-        task = self._opening.get(key)
+        task = None if self._granter.stateless else self._opening.get(key)
         if task is None:
             task = asyncio.ensure_future(self._open(key))
             task.add_done_callback(_mark_retrieved)
@@ -128,7 +132,7 @@ class SessionDirectory:
         task = asyncio.current_task()
         try:
             grant = await self._granter.open_session(*key)
-            if self._opening.get(key) is task:
+            if self._opening.get(key) is task and not self._granter.stateless:
                 self._grants[key] = grant
                 while len(self._grants) > self._capacity:
                     self._grants.popitem(last=False)

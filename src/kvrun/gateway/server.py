@@ -21,7 +21,7 @@ def run_gateway(
     settings: GatewaySettings,
     *,
     claim_key: Ed25519PrivateKey | None = None,
-    token: bytes = b"",
+    token: str = "",
 ) -> None:
     """Serve until SIGTERM or SIGINT.
 
