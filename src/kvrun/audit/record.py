@@ -1,0 +1,290 @@
+"""One audit record: the schema, its canonical bytes, and what callers hand in.
+
+A record is one line of JSON whose bytes are the RFC 8785 canonical form. msgspec writes them
+directly because this schema keeps to the subset where the two agree: ASCII keys in sorted order,
+printable ASCII strings, no floating-point numbers, integers from 0 to 2^53 - 1. A field that
+is empty or zero is left out.
+"""
+
+import time
+from calendar import timegm
+from enum import StrEnum
+from operator import attrgetter
+
+import msgspec
+
+from kvrun.audit.errors import AuditRecordError
+
+SCHEMA_VERSION = 1
+MAX_LOG_ID = 200
+
+MAX_LINE_BYTES = 2048
+MAX_COUNT = 2**53 - 1
+TIME_CHARACTERS = 27
+DIGEST_CHARACTERS = 64
+
+
+class Event(StrEnum):
+    """What happened."""
+
+    ALLOCATED = "allocated"
+    SEALED = "sealed"
+    OPENED = "opened"
+    REUSED = "reused"
+    EVICTED = "evicted"
+    PERSISTED = "persisted"
+    RESTORED = "restored"
+    MOVED = "moved"
+    DENIED = "denied"
+    EXPIRED = "expired"
+    ERASED = "erased"
+    INTEGRITY_FAILURE = "integrity_failure"
+    KEY_CREATED = "key_created"
+    KEY_LEASED = "key_leased"
+    KEY_ROTATED = "key_rotated"
+    KEY_DESTROYED = "key_destroyed"
+    SESSION_OPENED = "session_opened"
+    SESSION_CLOSED = "session_closed"
+    POLICY_ACTIVATED = "policy_activated"
+    POLICY_REJECTED = "policy_rejected"
+    DEPLOYMENT_CREATED = "deployment_created"
+    DEPLOYMENT_STARTED = "deployment_started"
+    DEPLOYMENT_STOPPED = "deployment_stopped"
+    DEPLOYMENT_DELETED = "deployment_deleted"
+    SIGNED_IN = "signed_in"
+    ROLE_CHANGED = "role_changed"
+    LOG_OPENED = "log_opened"
+    LOG_CLOSED = "log_closed"
+    LOG_COLLECTED = "log_collected"
+    LOG_READ = "log_read"
+    WHOIS = "whois"
+    HEARTBEAT = "heartbeat"
+    GAP = "gap"
+    INSTANCE_RETIRED = "instance_retired"
+
+
+class Outcome(StrEnum):
+    """How it ended."""
+
+    OK = "ok"
+    DENIED = "denied"
+    FAILED = "failed"
+
+
+class AuditEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """What a caller reports. The writer sets ``v``, ``log``, ``epoch``, ``seq``, ``ts``, ``prev``.
+
+    ``tenant_ref``, ``session_ref`` and ``key_id`` are keyed pseudonyms or random ids, never names.
+    ``tier`` is where the blocks are (for a move: where they were), ``tier_to`` where they went.
+    ``blocks``, ``bytes`` and ``tokens`` are counts; ``blocks_root`` is the hex Merkle root over
+    keyed block names; ``lost`` counts records that a gap stands for; ``reason`` is a short code.
+    """
+
+    blocks: int = 0
+    blocks_root: str = ""
+    bytes: int = 0
+    deployment: str = ""
+    epoch: int = -1
+    event: Event
+    key_id: str = ""
+    log: str = ""
+    lost: int = 0
+    # Not a real default: the outcome is always written, so it must differ from what is left out.
+    outcome: Outcome = msgspec.field(default_factory=lambda: Outcome.OK)
+    policy_revision: str = ""
+    prev: str = ""
+    reason: str = ""
+    request_id: str = ""
+    seq: int = -1
+    session_ref: str = ""
+    tenant_ref: str = ""
+    tier: str = ""
+    tier_to: str = ""
+    tokens: int = 0
+    ts: str = ""
+    v: int = 0
+    workspace: str = ""
+
+
+class Record(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    omit_defaults=True,
+    forbid_unknown_fields=True,
+    gc=False,
+):
+    """One record of a log. The fields stand in sorted order: it is the order of the bytes."""
+
+    blocks: int = 0
+    blocks_root: str = ""
+    bytes: int = 0
+    deployment: str = ""
+    epoch: int
+    event: Event
+    key_id: str = ""
+    log: str
+    lost: int = 0
+    outcome: Outcome
+    policy_revision: str = ""
+    prev: str
+    reason: str = ""
+    request_id: str = ""
+    seq: int
+    session_ref: str = ""
+    tenant_ref: str = ""
+    tier: str = ""
+    tier_to: str = ""
+    tokens: int = 0
+    ts: str
+    v: int
+    workspace: str = ""
+
+
+def encode_event(event: AuditEvent, *, log: str, epoch: int, seq: int, prev: str, ts: str) -> bytes:
+    """The canonical line, without a newline, of ``event`` at a place of a log.
+
+    Raises AuditRecordError for a value outside the schema.
+    """
+    stamped = msgspec.structs.replace(
+        event, log=log, epoch=epoch, seq=seq, prev=prev, ts=ts, v=SCHEMA_VERSION
+    )
+    try:
+        line = _ENCODER.encode(stamped)
+    except (msgspec.MsgspecError, UnicodeError, OverflowError, TypeError) as error:
+        raise AuditRecordError(f"the audit event does not fit the schema: {error}") from None
+    if not _is_valid(stamped, line):
+        _explain(stamped, line)
+    return line
+
+
+def decode_record(line: bytes) -> Record:
+    """The record of one line. Raises AuditRecordError unless it is valid and canonical."""
+    try:
+        record = _DECODER.decode(line)
+    except (msgspec.MsgspecError, UnicodeError) as error:
+        raise AuditRecordError(f"not an audit record: {error}") from None
+    problem = find_problem([record])
+    if problem:
+        raise AuditRecordError(f"not an audit record: {problem}")
+    if _ENCODER.encode(record) != line:
+        raise AuditRecordError("the audit record is not in canonical form (RFC 8785)")
+    if len(line) > MAX_LINE_BYTES:
+        raise AuditRecordError(f"the audit record is longer than {MAX_LINE_BYTES} bytes")
+    if not lines_are_plain(line) and not _strings_are_printable(record):
+        raise AuditRecordError("the audit record has a character outside printable ASCII")
+    return record
+
+
+def decode_lines(data: bytes) -> list[Record] | None:
+    """The records of whole lines if every one is valid and canonical, else None. Fast."""
+    try:
+        records = _DECODER.decode_lines(data)
+    except (msgspec.MsgspecError, UnicodeError):
+        return None
+    if _ENCODER.encode_lines(records) != data or find_problem(records):
+        return None
+    if not lines_are_plain(data) and not all(map(_strings_are_printable, records)):
+        return None
+    return records
+
+
+def find_problem(records: list[Record]) -> str:
+    """The first rule of the schema, beyond types, that some of the records breaks; else ""."""
+    if not records:
+        return ""
+    for name in ("blocks", "bytes", "epoch", "lost", "seq", "tokens"):
+        values = list(map(attrgetter(name), records))
+        if min(values) < 0 or max(values) > MAX_COUNT:
+            return f"{name} is not between 0 and 2^53 - 1"
+    if {record.v for record in records} != {SCHEMA_VERSION}:
+        return f"v is not {SCHEMA_VERSION}"
+    if {len(record.ts) for record in records} != {TIME_CHARACTERS}:
+        return f"ts is not {TIME_CHARACTERS} characters long"
+    if not {len(record.blocks_root) for record in records} <= {0, DIGEST_CHARACTERS}:
+        return f"blocks_root is not {DIGEST_CHARACTERS} hexadecimal digits"
+    return ""
+
+
+def lines_are_plain(data: bytes) -> bool:
+    """Whether the JSON is printable ASCII without escapes, which is nearly always the case."""
+    # JSON itself admits control characters only as escapes, so DEL is the one left to exclude.
+    return data.isascii() and b"\\" not in data and b"\x7f" not in data
+
+
+def check_log_id(log_id: str) -> str:
+    """``log_id`` if it can name a log and be a checkpoint's origin, else AuditRecordError."""
+    usable = log_id.isascii() and log_id.isprintable() and not set(log_id) & set(' +"\\')
+    if not usable or not 1 <= len(log_id) <= MAX_LOG_ID:
+        raise AuditRecordError(
+            f"{log_id!r} cannot name an audit log",
+            hint=f"Use 1 to {MAX_LOG_ID} printable ASCII characters, no space, plus, quote or "
+            "backslash.",
+        )
+    return log_id
+
+
+def format_time(seconds: float) -> str:
+    """RFC 3339 UTC with microseconds, always 27 characters, so that text order is time order."""
+    whole, micros = divmod(round(seconds * 1_000_000), 1_000_000)
+    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(whole))}.{micros:06d}Z"
+
+
+def parse_time(text: str) -> float:
+    """Seconds since the epoch of a record's ``ts``. Raises ValueError."""
+    if len(text) != 27 or text[19] != "." or text[26] != "Z" or not text[20:26].isdigit():
+        raise ValueError(f"{text!r} is not a timestamp of the form 2026-01-31T12:00:00.000000Z")
+    parts = time.strptime(text[:19], "%Y-%m-%dT%H:%M:%S")
+    return timegm(parts) + int(text[20:26]) / 1_000_000
+
+
+def _is_valid(event: AuditEvent, line: bytes) -> bool:
+    """Whether an event surely fits the schema; False may also mean that it needs a closer look.
+
+    Joining the strings and or-ing the numbers checks them all in a few C calls.
+    """
+    counts = (event.blocks, event.bytes, event.tokens, event.lost)
+    try:
+        text = "".join(_STRINGS(event))
+        number = counts[0] | counts[1] | counts[2] | counts[3] | event.seq | event.epoch
+    except TypeError:
+        return False
+    return (
+        text.isascii()
+        and "\x7f" not in text
+        and b"\\" not in line
+        and not number >> 53
+        and len(line) <= MAX_LINE_BYTES
+        and len(event.blocks_root) in _ROOT_LENGTHS
+        and {type(count) for count in counts} == _INT
+        and type(event.event) is Event
+        and type(event.outcome) is Outcome
+    )
+
+
+def _explain(event: AuditEvent, line: bytes) -> None:
+    """Raise the error that says what is wrong with an event, if something is."""
+    try:
+        decode_record(line)
+    except AuditRecordError as error:
+        raise AuditRecordError(
+            f"the audit event {event.event} does not fit the schema: {error.message}",
+            hint="Strings are printable ASCII, counts are from 0 to 2^53 - 1, and a record is at "
+            f"most {MAX_LINE_BYTES} bytes.",
+        ) from None
+
+
+def _strings_are_printable(record: Record) -> bool:
+    values = msgspec.structs.astuple(record)
+    return all(
+        value.isascii() and value.isprintable() for value in values if isinstance(value, str)
+    )
+
+
+_ENCODER = msgspec.json.Encoder()
+_DECODER = msgspec.json.Decoder(Record)
+_INT = {int}
+_ROOT_LENGTHS = (0, DIGEST_CHARACTERS)
+_STRINGS = attrgetter(
+    *(item.name for item in msgspec.structs.fields(AuditEvent) if item.type is str)
+)
