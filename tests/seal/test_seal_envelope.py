@@ -5,6 +5,7 @@ import dataclasses
 import os
 import pickle
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given, settings
@@ -198,6 +199,16 @@ def test_a_closed_sealer_neither_seals_nor_opens():
     with pytest.raises(SealerClosedError):
         sealer.seal_into(CONTEXT, b"kv" * 50, out, salt=bytes(24))
     assert not any(out)
+
+
+def test_threads_that_share_a_sealer_do_not_disturb_each_other():
+    def work(seed: int) -> bool:
+        context, plain = bytes([seed]) * 40, bytes([seed]) * 65_536
+        sealed = [sealed_block(plain, context=context) for _ in range(30)]
+        return all(opened(each, context=context) == plain for each in sealed)
+
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(work, range(8)))
 
 
 def test_zeroing_the_callers_key_afterwards_does_not_change_the_sealer():
