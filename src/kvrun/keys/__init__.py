@@ -1,0 +1,75 @@
+"""Who may open what: the key hierarchy, where keys are kept, and how they are destroyed."""
+
+from kvrun.keys.entropy import RandomInto, getrandom
+from kvrun.keys.errors import (
+    EpochGoneError,
+    FolderBusyError,
+    FolderPermissionError,
+    KeyDestroyedError,
+    KeysError,
+    KeyUnavailableError,
+    MemoryLockError,
+    RootError,
+    ScopeError,
+    SessionLimitError,
+    SigningKeyError,
+    SlotFileError,
+    WrapError,
+    WrongRootError,
+)
+from kvrun.keys.file_root import FileRoot
+from kvrun.keys.filesystem import ClaimClass, FilesystemFacts, filesystem_facts
+from kvrun.keys.harden import HardenReport, harden_process
+from kvrun.keys.hierarchy import SessionScope
+from kvrun.keys.locked import LockedBuffer, Protection, Secret, SecretArena
+from kvrun.keys.memory_root import MemoryRoot
+from kvrun.keys.ring_entries import DestructionEvidence, RecoveryReport
+from kvrun.keys.root import EpochEvidence, Root, RootFacts
+from kvrun.keys.service import DestroyedKey, KeyLimits, KeyService, SessionInfo
+from kvrun.keys.session import SessionKeys
+from kvrun.keys.signing import KeyPurpose, PublicKeyRecord, SigningKey, SigningRing
+
+__all__ = [
+    "ClaimClass",
+    "DestroyedKey",
+    "DestructionEvidence",
+    "EpochEvidence",
+    "EpochGoneError",
+    "FileRoot",
+    "FilesystemFacts",
+    "FolderBusyError",
+    "FolderPermissionError",
+    "HardenReport",
+    "KeyDestroyedError",
+    "KeyLimits",
+    "KeyPurpose",
+    "KeyService",
+    "KeyUnavailableError",
+    "KeysError",
+    "LockedBuffer",
+    "MemoryLockError",
+    "MemoryRoot",
+    "Protection",
+    "PublicKeyRecord",
+    "RandomInto",
+    "RecoveryReport",
+    "Root",
+    "RootError",
+    "RootFacts",
+    "ScopeError",
+    "Secret",
+    "SecretArena",
+    "SessionInfo",
+    "SessionKeys",
+    "SessionLimitError",
+    "SessionScope",
+    "SigningKey",
+    "SigningKeyError",
+    "SigningRing",
+    "SlotFileError",
+    "WrapError",
+    "WrongRootError",
+    "filesystem_facts",
+    "getrandom",
+    "harden_process",
+]

@@ -1,0 +1,174 @@
+"""A root in a folder of its own: survives restarts, and can forget where the filesystem lets it.
+
+Whoever reads the folder can open every key under it. It belongs outside the data folder and
+outside every backup: a restored copy brings destroyed keys back. Format:
+``docs/spec/key-slots.md``.
+"""
+
+import struct
+from pathlib import Path
+
+from kvrun.keys.entropy import RandomInto, getrandom
+from kvrun.keys.errors import EpochGoneError, RootError, WrapError
+from kvrun.keys.filesystem import filesystem_facts
+from kvrun.keys.folder import FolderLock, private_folder, write_private_file
+from kvrun.keys.locked import LockedBuffer
+from kvrun.keys.root import KEY_BYTES, EpochEvidence, RootFacts, check_next_epoch
+from kvrun.keys.slots import HALF_BYTES, OS_IO, SlotFile, SlotIO
+from kvrun.keys.wrap import KeyWrapper
+from kvrun.keys.wrap import context as wrap_context
+
+MARKER_NAME = "DO-NOT-BACK-UP.txt"
+SLOTS_NAME = "root.slots"
+
+
+class FileRoot:
+    """The root key and the epoch keys of one key service, in ``folder``.
+
+    A missing or empty folder becomes a new root when ``create`` is true. Raises RootError,
+    FolderBusyError or FolderPermissionError.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        create: bool = True,
+        strict: bool = False,
+        random_into: RandomInto = getrandom,
+        io: SlotIO = OS_IO,
+    ) -> None:
+        self._folder = folder
+        self._random_into = random_into
+        if not create and not (folder / SLOTS_NAME).exists():
+            raise RootError(f"There is no key root in {folder}")
+        private_folder(folder, purpose="key root")
+        self._lock = FolderLock(folder, purpose="key root")
+        self._buffer = LockedBuffer(HALF_BYTES + 3 * KEY_BYTES, strict=strict)
+        self._key = self._buffer.view[HALF_BYTES : HALF_BYTES + KEY_BYTES]
+        self._spare = self._buffer.view[HALF_BYTES + KEY_BYTES : HALF_BYTES + 2 * KEY_BYTES]
+        self._epochs: dict[int, int] = {}  # epoch -> slot
+        try:
+            self._slots = SlotFile(
+                folder / SLOTS_NAME, grow_by=4, scratch=self._buffer.view[:HALF_BYTES], io=io
+            )
+            root_id = self._load()
+            _write_markers(folder)
+        except BaseException:
+            self._buffer.close()
+            self._lock.close()
+            raise
+        disk = filesystem_facts(folder)
+        self._facts = RootFacts("file", root_id, True, disk.claim, disk.reason)
+
+    @property
+    def facts(self) -> RootFacts:
+        return self._facts
+
+    def wrap(self, context: bytes, secret: memoryview) -> bytes:
+        return self._wrapper().wrap(context, secret)
+
+    def unwrap_into(self, context: bytes, wrapped: bytes, out: memoryview) -> None:
+        self._wrapper().unwrap_into(context, wrapped, out)
+
+    def epochs(self) -> tuple[int, ...]:
+        return tuple(sorted(self._epochs))
+
+    def create_epoch(self, epoch: int) -> None:
+        problem = check_next_epoch(self.epochs(), epoch)
+        if problem:
+            raise RootError(problem)
+        slot = self._slots.take_free()
+        self._random_into(self._spare)
+        try:
+            wrapped = self._wrapper().wrap(self._epoch_context(epoch), self._spare)
+        finally:
+            self._spare[:] = bytes(KEY_BYTES)
+        self._slots.write(slot, _KIND_EPOCH, _EPOCH.pack(epoch) + wrapped)
+        self._slots.sync()
+        self._epochs[epoch] = slot
+
+    def load_epoch(self, epoch: int, out: memoryview) -> None:
+        record = self._slots.read(self._slot_of(epoch))
+        if record is None:
+            raise EpochGoneError(f"Epoch {epoch} has vanished from {self._folder}")
+        wrapped = bytes(record.body[_EPOCH.size :])
+        try:
+            self._wrapper().unwrap_into(self._epoch_context(epoch), wrapped, out)
+        except WrapError as error:
+            raise RootError(f"Epoch {epoch} in {self._folder} does not open: {error}") from None
+
+    def destroy_epoch(self, epoch: int) -> EpochEvidence:
+        way = self._slots.erase([self._slot_of(epoch)])
+        del self._epochs[epoch]
+        method = f"slot overwritten in place, fdatasync, read back {way.value}"
+        return EpochEvidence("file", epoch, self._facts.claim, method)
+
+    def close(self) -> None:
+        self._slots.close()
+        self._key.release()
+        self._spare.release()
+        self._buffer.close()
+        self._lock.close()
+
+    def _load(self) -> bytes:
+        root_id: bytes | None = None
+        for slot, record in self._slots.records():
+            if record.kind == _KIND_ROOT and len(record.body) == 16 + KEY_BYTES:
+                root_id = bytes(record.body[:16])
+                self._key[:] = record.body[16:]
+            elif record.kind == _KIND_EPOCH:
+                self._epochs[_EPOCH.unpack_from(record.body)[0]] = slot
+        self._slots.scrub_torn()
+        if root_id is None:
+            if self._epochs:
+                raise RootError(f"{self._folder} holds epoch keys but its root key is damaged")
+            root_id = self._create()
+        self._buffer.view[:HALF_BYTES] = bytes(HALF_BYTES)
+        return root_id
+
+    def _create(self) -> bytes:
+        fresh = bytearray(16)
+        self._random_into(memoryview(fresh))
+        self._random_into(self._key)
+        body = self._buffer.view[HALF_BYTES + KEY_BYTES :][: 16 + KEY_BYTES]
+        body[:16] = fresh
+        body[16:] = self._key
+        self._slots.write(self._slots.take_free(), _KIND_ROOT, body)
+        self._slots.sync()
+        body[:] = bytes(len(body))
+        return bytes(fresh)
+
+    def _slot_of(self, epoch: int) -> int:
+        slot = self._epochs.get(epoch)
+        if slot is None:
+            raise EpochGoneError(f"Epoch {epoch} is not among the live epochs {self.epochs()}")
+        return slot
+
+    def _wrapper(self) -> KeyWrapper:
+        return KeyWrapper(self._key, self._random_into)
+
+    def _epoch_context(self, epoch: int) -> bytes:
+        return wrap_context(b"epoch", _EPOCH.pack(epoch))
+
+
+_KIND_ROOT = 16
+_KIND_EPOCH = 17
+_EPOCH = struct.Struct(">Q")
+_MARKER = """\
+This folder holds the root of kvrun's keys. Do not back it up and do not copy it.
+
+Erasure works by destroying keys in this folder. A restored copy brings them back,
+and with them everything that was erased since the copy was made.
+Without this folder the sealed cache cannot be read: it is recomputed, nothing else is lost.
+"""
+_CACHE_TAG = """\
+Signature: 8a477f597d28d172789f06886806bc55
+# Tells backup programs that follow the Cache Directory Tagging Specification to skip this folder.
+"""
+
+
+def _write_markers(folder: Path) -> None:
+    for name, text in ((MARKER_NAME, _MARKER), ("CACHEDIR.TAG", _CACHE_TAG)):
+        if not (folder / name).exists():
+            write_private_file(folder / name, text.encode())

@@ -1,0 +1,91 @@
+"""Private folders: mode, ownership lock, and writes that survive a crash."""
+
+import fcntl
+import os
+import stat
+from pathlib import Path
+
+from kvrun.keys.errors import FolderBusyError, FolderPermissionError, KeysError
+
+
+class FolderLock:
+    """An exclusive lock on a folder for as long as the process (or this object) lives.
+
+    The lock file names its holder, so that the second comer can say who is in the way.
+    """
+
+    def __init__(self, folder: Path, *, purpose: str) -> None:
+        self.path = folder / "lock"
+        self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(self._descriptor, 200, 0).decode("ascii", "replace").strip()
+            os.close(self._descriptor)
+            raise FolderBusyError(
+                f"The {purpose} folder {folder} is in use by {holder or 'another process'}",
+                hint="One service per folder: stop the other one or use another folder.",
+            ) from None
+        os.ftruncate(self._descriptor, 0)
+        os.pwrite(self._descriptor, f"process {os.getpid()} ({purpose})\n".encode(), 0)
+
+    def close(self) -> None:
+        """Let the folder go; calling it again does nothing."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def private_folder(folder: Path, *, purpose: str) -> None:
+    """Create ``folder`` with mode 0700, or check that it is the owner's alone.
+
+    An empty folder that is too open is tightened; one that already holds files is refused,
+    because whoever could read it may have done so.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    details = folder.stat()
+    if not stat.S_ISDIR(details.st_mode):
+        raise KeysError(f"The {purpose} folder {folder} is not a folder")
+    if details.st_uid != os.geteuid():
+        raise FolderPermissionError(
+            f"The {purpose} folder {folder} belongs to user {details.st_uid}, "
+            f"and this process runs as user {os.geteuid()}"
+        )
+    if details.st_mode & 0o077:
+        if any(folder.iterdir()):
+            raise FolderPermissionError(
+                f"The {purpose} folder {folder} has mode {details.st_mode & 0o777:04o}; "
+                "only 0700 is allowed",
+                hint=f"Check who could read it, then: chmod 700 {folder}",
+            )
+        folder.chmod(0o700)
+
+
+def check_private_file(path: Path, *, purpose: str) -> None:
+    """Refuse a key file that anyone but its owner may read or write."""
+    mode = path.stat().st_mode
+    if mode & 0o077:
+        raise FolderPermissionError(
+            f"The {purpose} file {path} has mode {mode & 0o777:04o}; only 0600 is allowed",
+            hint=f"Check who could read it, then: chmod 600 {path}",
+        )
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in ``folder`` durable."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_private_file(path: Path, content: bytes) -> None:
+    """Create ``path`` with mode 0600 and durable content; FileExistsError when it is there."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(descriptor, content)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    sync_folder(path.parent)

@@ -1,0 +1,144 @@
+"""Derivations of the key hierarchy: pure functions over keys in locked memory.
+
+root -> workspace key -> deployment key -> tenant key -> session keys. Random keys are wrapped,
+never derived; what is derived here are wrapping keys, look-up tags, pseudonyms and salts.
+"""
+
+import base64
+import struct
+from dataclasses import dataclass
+
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.hmac import HMAC
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from kvrun.keys.entropy import RandomInto
+from kvrun.keys.records import KEY_BYTES, RecordKind
+from kvrun.keys.wrap import KeyWrapper, context, prefixed
+
+TAG_BYTES = 16
+BLOCK_NAME_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class SessionScope:
+    """Whose key it is: each id is 1 to 128 printable ASCII characters."""
+
+    workspace: str
+    deployment: str
+    tenant: str
+    session: str
+
+
+class RingContext:
+    """What every wrap of one key ring is bound to, beside its own record header."""
+
+    def __init__(self, keyring_id: bytes, workspace: str, deployment: str) -> None:
+        self.keyring_id = keyring_id
+        self.workspace = workspace
+        self.deployment = deployment
+        ring = (keyring_id, workspace.encode("ascii"), deployment.encode("ascii"))
+        self._prefixes = {kind: context(struct.pack(">H", kind), *ring) for kind in RecordKind}
+
+    def aad(self, kind: RecordKind, header: bytes) -> bytes:
+        """The AAD of a record's wrap: kind, ring, workspace, deployment, packed header."""
+        return self._prefixes[kind] + prefixed(header)
+
+
+class EpochDeriver:
+    """Derives what belongs to one epoch: HKDF-SHA-256 over the epoch key and a parent key.
+
+    ``scratch`` is 96 bytes of locked memory that every derivation uses and zeroes again.
+    """
+
+    def __init__(
+        self,
+        epoch: int,
+        epoch_key: memoryview,
+        ring: RingContext,
+        scratch: memoryview,
+        random_into: RandomInto,
+    ) -> None:
+        self.epoch = epoch
+        self._epoch_key = epoch_key
+        self._ring = ring
+        self._scratch = scratch
+        self._random_into = random_into
+
+    def wrapper(self, parent_key: memoryview, parent_id: bytes) -> KeyWrapper:
+        """Wraps the children of a tenant or deployment key for this epoch."""
+        try:
+            self._derive("wrap", parent_key, parent_id)
+            return KeyWrapper(self._scratch[2 * KEY_BYTES :], self._random_into)
+        finally:
+            self._scratch[:] = bytes(3 * KEY_BYTES)
+
+    def index(self, deployment_key: memoryview, deployment_id: bytes) -> "TagIndex":
+        """The look-up tags of this epoch."""
+        try:
+            self._derive("index", deployment_key, deployment_id)
+            return TagIndex(self._scratch[2 * KEY_BYTES :])
+        finally:
+            self._scratch[:] = bytes(3 * KEY_BYTES)
+
+    def _derive(self, purpose: str, parent_key: memoryview, parent_id: bytes) -> None:
+        material = self._scratch[: 2 * KEY_BYTES]
+        material[:KEY_BYTES] = self._epoch_key
+        material[KEY_BYTES:] = parent_key
+        info = _EPOCH_LABEL + prefixed(purpose.encode(), struct.pack(">Q", self.epoch), parent_id)
+        derivation = HKDF(SHA256(), KEY_BYTES, salt=self._ring.keyring_id, info=info)
+        derivation.derive_into(material, self._scratch[2 * KEY_BYTES :])
+
+
+class TagIndex:
+    """Keyed tags that find a record by its ids and say nothing without the key."""
+
+    def __init__(self, key: memoryview) -> None:
+        self._state = HMAC(key, SHA256())
+
+    def tenant_tag(self, tenant: str) -> bytes:
+        return _finish(self._state, prefixed(b"tenant", tenant.encode("ascii")))[:TAG_BYTES]
+
+    def session_tag(self, tenant: str, session: str) -> bytes:
+        text = prefixed(b"session", tenant.encode("ascii"), session.encode("ascii"))
+        return _finish(self._state, text)[:TAG_BYTES]
+
+
+def tenant_ref(tenant_key: memoryview, workspace: str, deployment: str, tenant: str) -> str:
+    """The tenant's pseudonym: 32 hex characters that nobody can link once its key is gone."""
+    fields = (b"kvrun/tenant-ref/v1", *(_ascii(x) for x in (workspace, deployment, tenant)))
+    return _finish(HMAC(tenant_key, SHA256()), prefixed(*fields))[:16].hex()
+
+
+def session_ref(name_key: memoryview, scope: SessionScope) -> str:
+    """The session's pseudonym: 32 hex characters, gone with the session's keys."""
+    ids = (scope.workspace, scope.deployment, scope.tenant, scope.session)
+    fields = (b"kvrun/session-ref/v1", *(_ascii(x) for x in ids))
+    return _finish(HMAC(name_key, SHA256()), prefixed(*fields))[:16].hex()
+
+
+def block_name_state(name_key: memoryview) -> HMAC:
+    """A keyed state with the label absorbed; copy it for each block name."""
+    state = HMAC(name_key, SHA256())
+    state.update(prefixed(b"kvrun/block-name/v1"))
+    return state
+
+
+def prefix_salt(salt_seed: memoryview, deployment: str, tenant: str, session: str) -> str:
+    """The engine's prefix-cache salt: 43 characters of base64url without padding."""
+    fields = prefixed(*(_ascii(x) for x in (deployment, tenant, session)))
+    digest = _finish(HMAC(salt_seed, SHA256()), fields)
+    return base64.urlsafe_b64encode(digest).rstrip(b"=").decode("ascii")
+
+
+_EPOCH_LABEL = b"kvrun/epoch-key/v1\x00"
+
+
+def _ascii(text: str) -> bytes:
+    return text.encode("ascii")
+
+
+def _finish(state: HMAC, text: bytes) -> bytes:
+    copy = state.copy()
+    copy.update(text)
+    return copy.finalize()

@@ -1,0 +1,301 @@
+"""The durable key ring of one deployment: create, find, open, destroy, rotate, recover.
+
+Destroying is: tombstone the slot (durable: from here on the key is gone) -> zero the key's half
+and read it back -> new epoch key, survivors wrapped again, old epoch key destroyed -> free the
+slot. Each step is synced before the next, and opening the folder finishes what a crash cut short.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from kvrun.keys.entropy import RandomInto, getrandom
+from kvrun.keys.errors import KeysError, KeyUnavailableError, SlotFileError, WrapError
+from kvrun.keys.folder import FolderLock, private_folder
+from kvrun.keys.hierarchy import SessionScope, tenant_ref
+from kvrun.keys.records import (
+    KEY_BYTES,
+    KeyringState,
+    RecordKind,
+    get_name,
+    pack_tombstone,
+    put_name,
+)
+from kvrun.keys.ring_entries import (
+    DestructionEvidence,
+    RecoveryReport,
+    SessionEntry,
+    TenantEntry,
+    session_header,
+    tenant_header,
+)
+from kvrun.keys.ring_recovery import recover
+from kvrun.keys.ring_rotation import rotate
+from kvrun.keys.ring_store import EpochKeys, RingStore
+from kvrun.keys.root import Root
+from kvrun.keys.slots import OS_IO, SlotIO
+
+SLOTS_NAME = "keys.slots"
+GENERATIONS_AT_ONCE = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedSession:
+    """A session's keys as views of locked scratch memory, valid inside ``Keyring.opened`` only."""
+
+    scope: SessionScope
+    tenant_ref: str
+    dek: memoryview
+    salt_seed: memoryview
+    name_key: memoryview
+
+
+class Keyring:
+    """Keys on disk and the index of them in memory. Not thread-safe; one per folder.
+
+    Any failure while slots are being changed leaves the memory's picture uncertain: the ring then
+    refuses everything until the folder is opened again, which recovers.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        root: Root,
+        *,
+        workspace: str,
+        deployment: str,
+        now: Callable[[], float],
+        strict: bool = False,
+        random_into: RandomInto = getrandom,
+        io: SlotIO = OS_IO,
+    ) -> None:
+        private_folder(folder, purpose="key")
+        self._lock = FolderLock(folder, purpose="key")
+        self._failure: str | None = None
+        self._root = root
+        try:
+            self._store = RingStore(
+                folder / SLOTS_NAME, root, strict=strict, random_into=random_into, io=io
+            )
+        except BaseException:
+            self._lock.close()
+            raise
+        try:
+            found = recover(self._store, workspace, deployment, now())
+        except BaseException:
+            self.close()
+            raise
+        self._state: KeyringState = found.state
+        self._state_slot = found.state_slot
+        self._generation = found.generation
+        self._tenants: dict[bytes, TenantEntry] = found.tenants
+        self._epoch: EpochKeys = found.epoch
+        self.recovery: RecoveryReport = found.report
+
+    @property
+    def store(self) -> RingStore:
+        return self._store
+
+    @property
+    def epoch(self) -> int:
+        """Number of the live epoch."""
+        return self._epoch.epoch
+
+    def tenants(self) -> list[TenantEntry]:
+        return list(self._tenants.values())
+
+    def sessions(self) -> list[SessionEntry]:
+        return [entry for tenant in self._tenants.values() for entry in tenant.sessions.values()]
+
+    def find_tenant(self, tenant: str) -> TenantEntry | None:
+        self._check()
+        return self._tenants.get(self._epoch.tags.tenant_tag(tenant))
+
+    def find(self, tenant: str, session: str) -> SessionEntry | None:
+        entry = self.find_tenant(tenant)
+        if entry is None:
+            return None
+        return entry.sessions.get(self._epoch.tags.session_tag(tenant, session))
+
+    def create(self, tenant: str, session: str, now: float) -> SessionEntry:
+        """Random keys for a session that has none; durable when this returns."""
+        self._check()
+        store = self._store
+        owner = self.find_tenant(tenant)
+        try:
+            slot = store.slots.take_free()
+            tenant_slot = store.slots.take_free() if owner is None else owner.slot
+        except OSError as error:
+            raise KeyUnavailableError(
+                f"No room for a new key in {store.slots.path}: {error.strerror}"
+            ) from error
+        with self._changing("creating a session key"):
+            if owner is None:
+                owner = self._create_tenant(tenant_slot, tenant, now)
+            else:
+                self._open_tenant(owner)
+            tag = self._epoch.tags.session_tag(tenant, session)
+            entry = SessionEntry(
+                slot=slot,
+                tenant=owner,
+                key_id=store.random_id(),
+                tag=tag,
+                generation=self._next_generation(),
+                epoch=self._epoch.epoch,
+                created=now,
+                used=now,
+                used_on_disk=now,
+            )
+            payload = store.session_payload
+            store.random_into(payload[: 3 * KEY_BYTES])
+            put_name(payload[3 * KEY_BYTES :], session)
+            self._write_session(entry)
+            store.slots.sync()
+            self._tenants[owner.tag] = owner
+            owner.sessions[tag] = entry
+            return entry
+
+    @contextmanager
+    def opened(self, entry: SessionEntry) -> Iterator[OpenedSession]:
+        """The session's keys, for the length of the ``with`` block.
+
+        Raises KeyUnavailableError when the slot does not open.
+        """
+        self._check()
+        store = self._store
+        try:
+            try:
+                self._open_tenant(entry.tenant)
+                self._read_session(entry)
+            except (WrapError, SlotFileError, OSError) as error:
+                raise KeyUnavailableError(f"A session key does not open: {error}") from error
+            ring = store.ring
+            tenant = get_name(store.tenant_payload[KEY_BYTES:])
+            payload = store.session_payload
+            scope = SessionScope(
+                ring.workspace, ring.deployment, tenant, get_name(payload[3 * KEY_BYTES :])
+            )
+            yield OpenedSession(
+                scope,
+                tenant_ref(
+                    store.tenant_payload[:KEY_BYTES], ring.workspace, ring.deployment, tenant
+                ),
+                payload[:KEY_BYTES],
+                payload[KEY_BYTES : 2 * KEY_BYTES],
+                payload[2 * KEY_BYTES : 3 * KEY_BYTES],
+            )
+        finally:
+            store.wipe_payloads()
+
+    def tenant_ref(self, entry: TenantEntry) -> str:
+        """The tenant's pseudonym; KeyUnavailableError when its slot does not open."""
+        self._check()
+        store = self._store
+        try:
+            self._open_tenant(entry)
+            name = get_name(store.tenant_payload[KEY_BYTES:])
+            return tenant_ref(
+                store.tenant_payload[:KEY_BYTES], store.ring.workspace, store.ring.deployment, name
+            )
+        except (WrapError, SlotFileError, OSError) as error:
+            raise KeyUnavailableError(f"A tenant key does not open: {error}") from error
+        finally:
+            store.wipe_payloads()
+
+    def destroy(
+        self, sessions: Sequence[SessionEntry], tenants: Sequence[TenantEntry] = ()
+    ) -> DestructionEvidence:
+        """Destroy sessions, and tenants with all their sessions, in one rotation.
+
+        When this returns, neither the folder as it is nor any older copy of it opens them.
+        """
+        with self._changing("destroying keys"):
+            victims = {entry.slot: entry for entry in sessions}
+            for tenant in tenants:
+                victims.update({entry.slot: entry for entry in tenant.sessions.values()})
+            slots = [*victims, *(tenant.slot for tenant in tenants)]
+            store = self._store
+            for slot in slots:
+                store.slots.write(slot, RecordKind.TOMBSTONE, pack_tombstone(self.epoch))
+            store.slots.sync()
+            read_back = store.slots.zero_stale_halves(slots)
+            for entry in victims.values():
+                entry.tenant.sessions.pop(entry.tag, None)
+            for tenant in tenants:
+                self._tenants.pop(tenant.tag, None)
+            rotation = rotate(store, self._epoch, self._tenants)
+            self._epoch, self._tenants = rotation.epoch, rotation.tenants
+            store.slots.erase(slots)
+            evidence = rotation.evidence
+            return DestructionEvidence(
+                read_back, evidence.epoch, evidence.root_kind, evidence.claim, evidence.method
+            )
+
+    def persist_use(self, entries: Sequence[SessionEntry]) -> None:
+        """Write the entries' last use to their slots, with one sync for all."""
+        if not entries:
+            return
+        with self._changing("writing last use"):
+            for entry in entries:
+                self._open_tenant(entry.tenant)
+                self._read_session(entry)
+                self._write_session(entry)
+                entry.used_on_disk = entry.used
+            self._store.slots.sync()
+
+    def close(self) -> None:
+        """Zero every key in memory and let the folder go."""
+        self._failure = self._failure or "the key service is closed"
+        self._store.close()
+        self._lock.close()
+
+    def _create_tenant(self, slot: int, tenant: str, now: float) -> TenantEntry:
+        store = self._store
+        tag = self._epoch.tags.tenant_tag(tenant)
+        entry = TenantEntry(slot, store.random_id(), tag, self.epoch, now, now)
+        store.random_into(store.tenant_payload[:KEY_BYTES])
+        put_name(store.tenant_payload[KEY_BYTES:], tenant)
+        header = tenant_header(entry, store.deployment_id, tag, self.epoch)
+        wrapper = self._epoch.tenant_wrapper()
+        store.write(slot, RecordKind.TENANT_KEY, header, wrapper, store.tenant_payload)
+        return entry
+
+    def _open_tenant(self, entry: TenantEntry) -> None:
+        wrapper = self._epoch.tenant_wrapper()
+        self._store.read(entry.slot, RecordKind.TENANT_KEY, wrapper, self._store.tenant_payload)
+
+    def _read_session(self, entry: SessionEntry) -> None:
+        """Needs the tenant's payload in the scratch memory; so does ``_write_session``."""
+        store = self._store
+        wrapper = self._epoch.session_wrapper(store.tenant_payload[:KEY_BYTES], entry.tenant.key_id)
+        store.read(entry.slot, RecordKind.SESSION_KEYS, wrapper, store.session_payload)
+
+    def _write_session(self, entry: SessionEntry) -> None:
+        store = self._store
+        wrapper = self._epoch.session_wrapper(store.tenant_payload[:KEY_BYTES], entry.tenant.key_id)
+        header = session_header(entry, entry.tag, self.epoch)
+        store.write(entry.slot, RecordKind.SESSION_KEYS, header, wrapper, store.session_payload)
+
+    def _next_generation(self) -> int:
+        self._generation += 1
+        if self._generation > self._state.generation_mark:
+            mark = self._generation + GENERATIONS_AT_ONCE
+            self._state = replace(self._state, generation_mark=mark)
+            self._store.slots.write(self._state_slot, RecordKind.STATE, self._state.pack())
+        return self._generation
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise KeyUnavailableError(f"Keys cannot be used: {self._failure}")
+
+    @contextmanager
+    def _changing(self, what: str) -> Iterator[None]:
+        self._check()
+        try:
+            yield
+        except (OSError, KeysError) as error:
+            self._failure = f"{what} failed ({error}); the key folder must be opened again"
+            raise KeyUnavailableError(f"Keys cannot be used: {self._failure}") from error
+        finally:
+            self._store.wipe_payloads()

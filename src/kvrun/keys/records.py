@@ -1,0 +1,148 @@
+"""What a slot's body holds for each kind of key. Byte-exact format: ``docs/spec/key-slots.md``."""
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+
+from kvrun.keys.errors import ScopeError, SlotFileError
+
+KEY_BYTES = 32
+ID_BYTES = 16
+MAX_NAME_BYTES = 128
+TENANT_PAYLOAD_BYTES = KEY_BYTES + 1 + MAX_NAME_BYTES
+SESSION_PAYLOAD_BYTES = 3 * KEY_BYTES + 1 + MAX_NAME_BYTES
+
+
+class RecordKind(IntEnum):
+    """Kinds in ``keys.slots``; 16 and up belong to the file root."""
+
+    STATE = 1
+    WORKSPACE_KEY = 2
+    DEPLOYMENT_KEY = 3
+    TENANT_KEY = 4
+    SESSION_KEYS = 5
+    TOMBSTONE = 6
+
+
+@dataclass(frozen=True, slots=True)
+class KeyHeader:
+    """The readable 80 bytes before a wrap, all of them authenticated by it.
+
+    ``tag`` finds the record by its ids; ``epoch`` is 0 for keys that no epoch key covers;
+    times are microseconds since 1970.
+    """
+
+    key_id: bytes
+    parent_id: bytes
+    tag: bytes
+    generation: int
+    epoch: int
+    created_us: int
+    used_us: int
+
+    def pack(self) -> bytes:
+        return _HEADER.pack(
+            self.key_id,
+            self.parent_id,
+            self.tag,
+            self.generation,
+            self.epoch,
+            self.created_us,
+            self.used_us,
+        )
+
+    @classmethod
+    def unpack(cls, packed: bytes) -> "KeyHeader":
+        return cls(*_HEADER.unpack(packed))
+
+
+def split_key_record(body: memoryview) -> tuple[bytes, memoryview]:
+    """A key record's packed header and its wrap."""
+    if len(body) <= _HEADER.size:
+        raise SlotFileError(f"A key record has more than {_HEADER.size} bytes, not {len(body)}")
+    return bytes(body[: _HEADER.size]), body[_HEADER.size :]
+
+
+def key_header(body: memoryview) -> KeyHeader:
+    """A key record's header."""
+    return KeyHeader.unpack(split_key_record(body)[0])
+
+
+@dataclass(frozen=True, slots=True)
+class KeyringState:
+    """Which deployment and root the file belongs to, and the generations handed out so far."""
+
+    keyring_id: bytes
+    root_id: bytes
+    root_persistent: bool
+    generation_mark: int
+    """Every generation up to this one counts as used."""
+    workspace: str
+    deployment: str
+
+    def pack(self) -> bytes:
+        names = b"".join(
+            struct.pack(">B", len(name)) + name.encode("ascii")
+            for name in (self.workspace, self.deployment)
+        )
+        fixed = _STATE.pack(
+            self.keyring_id, self.root_id, self.generation_mark, self.root_persistent
+        )
+        return fixed + names
+
+    @classmethod
+    def unpack(cls, body: memoryview) -> "KeyringState":
+        try:
+            keyring_id, root_id, mark, persistent = _STATE.unpack_from(body)
+            rest = bytes(body[_STATE.size :])
+            workspace = rest[1 : 1 + rest[0]]
+            rest = rest[1 + rest[0] :]
+            deployment = rest[1 : 1 + rest[0]]
+            return cls(
+                keyring_id,
+                root_id,
+                bool(persistent),
+                mark,
+                workspace.decode("ascii"),
+                deployment.decode("ascii"),
+            )
+        except (struct.error, IndexError, UnicodeDecodeError):
+            raise SlotFileError("The key service's state record is malformed") from None
+
+
+def pack_tombstone(epoch: int) -> bytes:
+    """A destroyed key's place until the epoch it was wrapped under is destroyed too."""
+    return _TOMBSTONE.pack(epoch)
+
+
+def tombstone_epoch(body: memoryview) -> int:
+    if len(body) != _TOMBSTONE.size:
+        raise SlotFileError(f"A tombstone has {_TOMBSTONE.size} bytes, not {len(body)}")
+    return int(_TOMBSTONE.unpack(body)[0])
+
+
+def put_name(target: memoryview, name: str) -> None:
+    """Write an id as length and zero-padded 128 bytes, so that a wrap does not show its length."""
+    encoded = name.encode("ascii")
+    target[0] = len(encoded)
+    target[1 : 1 + len(encoded)] = encoded
+    target[1 + len(encoded) :] = bytes(MAX_NAME_BYTES - len(encoded))
+
+
+def get_name(source: memoryview) -> str:
+    return bytes(source[1 : 1 + source[0]]).decode("ascii")
+
+
+def check_name(value: str, what: str) -> str:
+    """``value`` when it is 1 to 128 printable ASCII characters without spaces, else ScopeError."""
+    if not 1 <= len(value) <= MAX_NAME_BYTES or not all("!" <= char <= "~" for char in value):
+        raise ScopeError(
+            f"The {what} id {value[:140]!r} is not allowed: "
+            f"1 to {MAX_NAME_BYTES} printable ASCII characters without spaces"
+        )
+    return value
+
+
+_HEADER = struct.Struct(">16s16s16sQQQQ")
+_STATE = struct.Struct(">16s16sQ?")
+_TOMBSTONE = struct.Struct(">Q")

@@ -1,0 +1,84 @@
+"""The key root: what stands above every other key, and what erasure ends in.
+
+A root wraps the workspace key and holds the epoch keys. A new epoch key is made, everything that
+survives is wrapped again under it, and the old one is destroyed: after that an old copy of the
+wrapped keys opens nothing. Local roots are in ``file_root`` and ``memory_root``; a remote root
+fits the same protocol by keeping each epoch key wrapped under a key version that it can destroy.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from kvrun.keys.filesystem import ClaimClass
+
+KEY_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class EpochEvidence:
+    """What a root can say about an epoch key it destroyed."""
+
+    root_kind: str
+    epoch: int
+    claim: ClaimClass
+    method: str
+    """What was done, in words: "slot overwritten, fdatasync, read back direct"."""
+
+
+@dataclass(frozen=True, slots=True)
+class RootFacts:
+    """What a root is, for status, evidence and certificates."""
+
+    kind: str
+    root_id: bytes
+    persistent: bool
+    """False when nothing of the root outlives the process."""
+    claim: ClaimClass
+    reason: str
+
+
+class Root(Protocol):
+    """Calls come from one key service, one at a time.
+
+    Key bytes travel in views of locked memory. All writes are durable when a call returns.
+    """
+
+    @property
+    def facts(self) -> RootFacts: ...
+
+    def wrap(self, context: bytes, secret: memoryview) -> bytes:
+        """Wrap a key (32 bytes) under the root key; at most 380 bytes come back."""
+        ...
+
+    def unwrap_into(self, context: bytes, wrapped: bytes, out: memoryview) -> None:
+        """Open what ``wrap`` made; WrapError when it does not open."""
+        ...
+
+    def epochs(self) -> tuple[int, ...]:
+        """Numbers of the live epoch keys in rising order; empty for a new root, two at most."""
+        ...
+
+    def create_epoch(self, epoch: int) -> None:
+        """Make a random epoch key. Numbers start at 1 and rise by 1; RootError otherwise."""
+        ...
+
+    def load_epoch(self, epoch: int, out: memoryview) -> None:
+        """Put the epoch key (32 bytes) into ``out``; EpochGoneError when there is none."""
+        ...
+
+    def destroy_epoch(self, epoch: int) -> EpochEvidence:
+        """Destroy an epoch key for good; EpochGoneError when there is none."""
+        ...
+
+    def close(self) -> None:
+        """Zero what is in memory and let go of files; nothing is destroyed."""
+        ...
+
+
+def check_next_epoch(live: tuple[int, ...], epoch: int) -> str | None:
+    """Why ``epoch`` may not be created beside the ``live`` ones, or None when it may."""
+    if len(live) > 1:
+        return f"Epochs {live[0]} and {live[1]} are both live: destroy {live[0]} first"
+    if live and epoch != live[-1] + 1:
+        return f"The epoch after {live[-1]} is {live[-1] + 1}, not {epoch}"
+    return None if epoch >= 1 else f"Epochs start at 1, not {epoch}"
