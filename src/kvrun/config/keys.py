@@ -13,8 +13,8 @@ class KeysSection(Section):
     """The key hierarchy's root and limits."""
 
     root: str = setting(
-        "file:keys/root.key",
-        '"file:PATH" (relative to data_dir) or "memory" (every key is lost at a restart).',
+        "file:root",
+        '"file:FOLDER" (relative to data_dir) or "memory" (every key is lost at a restart).',
     )
     idle_timeout_s: int = setting(
         7 * DAY_S, "A session's key unused for this long is destroyed (seconds).", ge=1

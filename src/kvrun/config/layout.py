@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 UNIX_PATH_MAX = 107
 """Longest path of a Unix socket on Linux in bytes (sun_path without its final zero)."""
@@ -29,9 +30,14 @@ class DataLayout:
         return self.data_dir / "keys"
 
     @property
-    def blocks(self) -> Path:
-        """Sealed blocks of the disk tier."""
-        return self.data_dir / "kv"
+    def signing_keys(self) -> Path:
+        """Signing keys: backed up, unlike key slots and root."""
+        return self.data_dir / "signing"
+
+    def blocks(self, workspace: str, deployment: str) -> Path:
+        """Sealed blocks of one deployment: its folder ``kv`` in the workspace's Storage."""
+        storage = self.data_dir / "storage"
+        return storage / _folder_name(workspace) / "deployments" / _folder_name(deployment) / "kv"
 
     @property
     def audit(self) -> Path:
@@ -82,3 +88,8 @@ class DataLayout:
     def state(self) -> Path:
         """Which processes ``kvrun up`` runs, for ``kvrun status``."""
         return self.run / "up.json"
+
+
+def _folder_name(scope_id: str) -> str:
+    """A name of the user's as one path component: ids may hold slashes and dots."""
+    return quote(scope_id, safe="").replace(".", "%2E")

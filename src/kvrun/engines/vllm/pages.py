@@ -59,6 +59,23 @@ class PageCopier(Protocol):
         """Lets staging go; no batch may be under way."""
 
 
+def page_copier(
+    tensors: Sequence[torch.Tensor],
+    group_refs: Sequence[Sequence[tuple[int, int]]],
+    staging: memoryview,
+) -> PageCopier:
+    """The copier for the device that holds ``tensors``.
+
+    Raises PageLayoutError for a device without one, and where the arguments do not fit together.
+    """
+    device = tensors[0].device.type if tensors else "cpu"
+    if device == "cpu":
+        return CpuPageCopier(tensors, group_refs, staging)
+    if device == "cuda":
+        return CudaPageCopier(tensors, group_refs, staging)
+    raise PageLayoutError(f"KV pages on a {device!r} device cannot be copied", hint="cpu or cuda")
+
+
 class CpuPageCopier:
     """Pages in host memory: one memmove a page, without the GIL, complete on return.
 

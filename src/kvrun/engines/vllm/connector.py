@@ -1,0 +1,175 @@
+"""``KvrunConnector``: vLLM's offloading connector, governed.
+
+vLLM's own connector keeps its scheduling, hybrid groups, preemption and fences. This subclass
+adds who may use the cache: a request without an admission is neither stored, loaded nor given
+vLLM's own prefix cache, and a block that did not open makes its request recompute.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvrun.engines.vllm.admission import Admissions, State
+from kvrun.engines.vllm.compat import (
+    KVCacheConfig,
+    KVConnectorMetadata,
+    KVConnectorOutput,
+    KVConnectorRole,
+    KVConnectorTransferResults,
+    OffloadingConnector,
+    OffloadingConnectorMetadata,
+    Request,
+    SchedulerOutput,
+    TransferJob,
+    VllmConfig,
+    init_logger,
+)
+from kvrun.engines.vllm.governance import check_engine, engine_fingerprint
+from kvrun.engines.vllm.spec import KvrunOffloadingSpec
+from kvrun.engines.vllm.worker import GovernedWorker
+
+CLAIM_PARAMETER = "kvrun_claim"
+_IDLE_WAIT_S = 0.001
+_log = init_logger("vllm.kvrun")
+
+
+@dataclass(repr=False)
+class KvrunConnectorMetadata(OffloadingConnectorMetadata):
+    """One step's transfers; ``idle`` says that the engine computes nothing in this step."""
+
+    load_jobs: dict[int, TransferJob] = field(default_factory=dict)
+    store_jobs: dict[int, TransferJob] = field(default_factory=dict)
+    jobs_to_flush: set[int] | None = None
+    idle: bool = False
+
+    def __repr__(self) -> str:
+        return f"KvrunConnectorMetadata({len(self.load_jobs)} loads, {len(self.store_jobs)} stores)"
+
+
+class KvrunConnector(OffloadingConnector):
+    """The class that ``--kv-transfer-config`` names."""
+
+    def __init__(
+        self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig
+    ) -> None:
+        check_engine(vllm_config)
+        extra = vllm_config.kv_transfer_config.kv_connector_extra_config
+        extra.setdefault("spec_name", KvrunOffloadingSpec.__name__)
+        extra.setdefault("spec_module_path", KvrunOffloadingSpec.__module__)
+        KvrunOffloadingSpec.fingerprint = engine_fingerprint(vllm_config, kv_cache_config, extra)
+        KvrunOffloadingSpec.context_window = vllm_config.model_config.max_model_len
+        super().__init__(vllm_config, role, kv_cache_config)
+        self._requests: dict[str, Request] = {}
+
+    @property
+    def admissions(self) -> Admissions:
+        """The scheduler side's admissions."""
+        return self.scheduler.manager.admissions  # type: ignore[no-any-return]
+
+    def on_new_request(self, request: Request) -> None:
+        claim = _take_claim(request)
+        request_id = request.request_id
+        self._requests[request_id] = request
+        if not claim or not request.cache_salt:
+            self.admissions.deny(request_id, "the request carries no claim")
+        else:
+            self.admissions.begin(
+                request_id,
+                claim,
+                request.cache_salt,
+                [bytes(block_hash) for block_hash in request.block_hashes],
+                request.num_prompt_tokens,
+            )
+        self._deny_if_denied(request_id)
+        super().on_new_request(request)
+
+    def get_num_new_matched_tokens(
+        self, request: Request, num_computed_tokens: int
+    ) -> tuple[int | None, bool]:
+        admission = self.admissions.get(request.request_id)
+        if admission is not None and admission.state is not State.ADMITTED:
+            if not request.skip_reading_prefix_cache:
+                # Not decided yet, or decided after vLLM looked at its own cache for this step:
+                # ask again in the next one rather than reuse a page without an admission.
+                return None, False
+            return super().get_num_new_matched_tokens(request, num_computed_tokens)
+        result = super().get_num_new_matched_tokens(request, num_computed_tokens)
+        if admission is not None:
+            admission.engine_tokens = num_computed_tokens
+        return result
+
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
+        for scheduled in scheduler_output.scheduled_new_reqs:
+            admission = self.admissions.get(scheduled.req_id)
+            if admission is not None:
+                local = admission.engine_tokens
+                loaded = max(0, scheduled.num_computed_tokens - local)
+                self.admissions.start(scheduled.req_id, local, loaded)
+        meta = super().build_connector_meta(scheduler_output)
+        assert isinstance(meta, OffloadingConnectorMetadata)
+        for request_id in scheduler_output.preempted_req_ids or ():
+            self._ask_again(request_id)
+        idle = scheduler_output.total_num_scheduled_tokens == 0
+        for request_id in self.admissions.poll(_IDLE_WAIT_S if idle else 0.0):
+            self._deny_if_denied(request_id)
+        for request_id in scheduler_output.finished_req_ids or ():
+            self._requests.pop(request_id, None)
+        return KvrunConnectorMetadata(meta.load_jobs, meta.store_jobs, meta.jobs_to_flush, idle)
+
+    def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
+        super().update_connector_output(connector_output)
+        for request_id in connector_output.failed_recving or ():
+            self._ask_again(request_id)
+
+    def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
+        side = self.connector_worker
+        assert side is not None
+        worker = side.worker
+        assert isinstance(worker, GovernedWorker)
+        metadata = self._connector_metadata
+        idle = isinstance(metadata, KvrunConnectorMetadata) and metadata.idle
+        # While only loads are in flight the engine spins; waiting gives the CPU to the daemon.
+        worker.idle_wait_s = _IDLE_WAIT_S if idle else 0.0
+        jobs = dict(side._load_jobs)
+        results = super().get_transfer_results(finished_req_ids)
+        failed, worker.failed_loads = worker.failed_loads, set()
+        results.failed_recving |= {jobs[job] for job in failed if job in jobs}
+        return results
+
+    def request_finished_all_groups(
+        self, request: Request, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        result = super().request_finished_all_groups(request, block_ids)
+        if self.admissions.stateless and self._kv_cache_manager is not None:
+            # Nothing of a stateless request may serve another one.
+            pages = {block for group in block_ids for block in group if block}
+            self._kv_cache_manager.evict_blocks(pages)
+        return result
+
+    def _ask_again(self, request_id: str) -> None:
+        request = self._requests.get(request_id)
+        if request is not None:
+            self.admissions.ask_again(
+                request_id, [bytes(block_hash) for block_hash in request.block_hashes]
+            )
+
+    def _deny_if_denied(self, request_id: str) -> None:
+        admission = self.admissions.get(request_id)
+        request = self._requests.get(request_id)
+        if admission is None or request is None or admission.state is not State.DENIED:
+            return
+        if not request.skip_reading_prefix_cache:
+            request.skip_reading_prefix_cache = True
+            _log.info("request %s goes on without the cache: %s", request_id, admission.reason)
+
+
+def _take_claim(request: Request) -> str:
+    """The claim in a request's parameters, removed from everything vLLM may print."""
+    parameters = request.kv_transfer_params or {}
+    claim = parameters.get(CLAIM_PARAMETER)
+    request.kv_transfer_params = None
+    sampling = request.sampling_params
+    if sampling is not None and sampling.extra_args:
+        sampling.extra_args.pop("kv_transfer_params", None)
+    return claim if isinstance(claim, str) else ""

@@ -1,0 +1,164 @@
+"""Request handles: the only thing that opens or seals blocks.
+
+A handle is a random number given for one verified claim. It carries the session's keys, the
+session's blocks in the cache and what the request reused. It ends with the request, with its
+session's key, or with the engine's connection.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import msgspec
+
+from kvrun.cache.events import Tier
+from kvrun.cache.handles import Pins
+from kvrun.cache.session import CacheSession
+from kvrun.instance.blocks import SessionBlocks
+from kvrun.keys.session import SessionKeys
+
+_LINGER_S = 30.0
+
+
+class Reuse(msgspec.Struct):
+    """What one request of a client reused, in tokens of the first KV cache group."""
+
+    request_id: str
+    prompt_tokens: int = 0
+    engine_tokens: int = 0
+    memory_tokens: int = 0
+    disk_tokens: int = 0
+    sealed_blocks: int = 0
+    failed_blocks: int = 0
+    denied: str = ""
+
+
+@dataclass(slots=True)
+class Handle:
+    """One admitted request of the engine."""
+
+    number: int
+    request_id: str
+    keys: SessionKeys
+    blocks: SessionBlocks
+    cache: CacheSession
+    reuse: Reuse
+    pins: list[Pins] = field(default_factory=list)
+    finished_at: float | None = None
+    revoked: bool = False
+
+    @property
+    def tenant_ref(self) -> str:
+        """The tenant's pseudonym in log and Storage."""
+        return self.keys.tenant_ref
+
+    @property
+    def session_ref(self) -> str:
+        """The session's pseudonym in log and Storage."""
+        return self.keys.session_ref
+
+    def unpin(self) -> None:
+        """Let the request's blocks be evicted again."""
+        pins, self.pins = self.pins, []
+        for pin in pins:
+            pin.release()
+
+    def count_loaded(self, tier: Tier, tokens: int) -> None:
+        """Add tokens that were opened for this request from a tier."""
+        if tier is Tier.MEMORY:
+            self.reuse.memory_tokens += tokens
+        else:
+            self.reuse.disk_tokens += tokens
+
+
+class HandleTable:
+    """Every live handle, and a bounded memory of what past requests reused."""
+
+    def __init__(self, *, remember: int = 2048) -> None:
+        self._lock = threading.Lock()
+        self._handles: dict[int, Handle] = {}
+        self._reuse: OrderedDict[str, Reuse] = OrderedDict()
+        self._remember = remember
+
+    def add(
+        self, request_id: str, keys: SessionKeys, blocks: SessionBlocks, cache: CacheSession
+    ) -> Handle:
+        """A new handle with an unguessable number."""
+        with self._lock:
+            number = secrets.randbits(62) | 1
+            reuse = self._reuse_of(request_id)
+            handle = Handle(number, request_id, keys, blocks, cache, reuse)
+            self._handles[number] = handle
+            return handle
+
+    def live(self, number: int) -> Handle | None:
+        """The handle, unless it ended or its session's key was destroyed."""
+        handle = self._handles.get(number)
+        if handle is None or handle.revoked or handle.keys.destroyed:
+            return None
+        return handle
+
+    def finish(self, number: int, now: float) -> Handle | None:
+        """Mark a handle's request as ended; its late stores may still come for a while."""
+        with self._lock:
+            handle = self._handles.get(number)
+            if handle is not None:
+                handle.finished_at = now
+            for old in [n for n, h in self._handles.items() if _is_over(h, now)]:
+                del self._handles[old]
+            return handle
+
+    def revoke(self, tenant: str, session: str | None) -> list[Handle]:
+        """End every handle of a session, or of a tenant's every session."""
+        with self._lock:
+            ended = [
+                handle
+                for handle in self._handles.values()
+                if handle.keys.scope.tenant == tenant
+                and session in (None, handle.keys.scope.session)
+            ]
+            for handle in ended:
+                handle.revoked = True
+                del self._handles[handle.number]
+            return ended
+
+    def clear(self) -> list[Handle]:
+        """End all handles: the engine is gone."""
+        with self._lock:
+            ended = list(self._handles.values())
+            self._handles.clear()
+            for handle in ended:
+                handle.revoked = True
+            return ended
+
+    def deny(self, request_id: str, reason: str) -> None:
+        """Remember that a request was not admitted."""
+        with self._lock:
+            self._reuse_of(request_id).denied = reason
+
+    def reuse(self, request_id: str) -> Reuse | None:
+        """What a request of a client reused, if it is still remembered."""
+        return self._reuse.get(request_id)
+
+    def __iter__(self) -> Iterator[Handle]:
+        with self._lock:
+            return iter(list(self._handles.values()))
+
+    def __len__(self) -> int:
+        return len(self._handles)
+
+    def _reuse_of(self, request_id: str) -> Reuse:
+        reuse = self._reuse.get(request_id)
+        if reuse is None:
+            reuse = self._reuse[request_id] = Reuse(request_id)
+            while len(self._reuse) > self._remember:
+                self._reuse.popitem(last=False)
+        return reuse
+
+
+def _is_over(handle: Handle, now: float) -> bool:
+    return handle.finished_at is not None and now - handle.finished_at > _LINGER_S

@@ -1,0 +1,282 @@
+"""The instance: keys, cache and log of one deployment on one box, behind plain methods.
+
+Everything that the socket can ask for is a method here; ``server`` only carries messages.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+from base64 import urlsafe_b64encode
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvrun.audit.record import Event
+from kvrun.cache.store import CacheStore
+from kvrun.claims.claim import ClaimError
+from kvrun.claims.verify import ClaimVerifier, ReplayWindow
+from kvrun.errors import KvrunError
+from kvrun.instance.blocks import SessionBlocks
+from kvrun.instance.handles import Handle, HandleTable
+from kvrun.instance.journal import Journal
+from kvrun.instance.layout import EngineLayout, WorkerShape
+from kvrun.instance.protocol import Match, Matched, ProtocolError, Verdict
+from kvrun.keys.service import KeyService
+
+_MAX_HASH_BYTES = 64
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionGrant:
+    """What a gateway needs to stamp a claim. Generation 0 is a stateless one-request salt."""
+
+    salt: str
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class ErasedSession:
+    """What an erasure reached."""
+
+    tenant_ref: str
+    session_ref: str
+    generation: int
+    memory_blocks: int
+    disk_blocks: int
+
+
+class Instance:
+    """One deployment's governed cache on this box. Thread-safe."""
+
+    def __init__(
+        self,
+        *,
+        workspace: str,
+        deployment: str,
+        stateless: bool,
+        keys: KeyService,
+        cache: CacheStore,
+        journal: Journal,
+        verifier: ClaimVerifier,
+        now: Callable[[], float],
+    ) -> None:
+        self.workspace = workspace
+        self.deployment = deployment
+        self.stateless = stateless
+        self.keys = keys
+        self.cache = cache
+        self.journal = journal
+        self.handles = HandleTable()
+        self._verifier = verifier
+        self._replays = ReplayWindow()
+        self._now = now
+        self._lock = threading.Lock()
+        self._layout: EngineLayout | None = None
+        self._cell_bytes = 0
+
+    @property
+    def layout(self) -> EngineLayout | None:
+        """The engine's layout, once one said hello."""
+        return self._layout
+
+    def attach_engine(self, layout: EngineLayout) -> None:
+        """An engine process said hello.
+
+        Raises:
+            ProtocolError: another engine with another layout is still connected.
+        """
+        with self._lock:
+            if self._layout is not None and not self._layout.accepts(layout):
+                raise ProtocolError(
+                    "an engine with another model or layout is still connected to this daemon",
+                    hint="stop it first; one instance serves one engine",
+                )
+            self._layout = layout
+
+    def attach_worker(self, shape: WorkerShape) -> None:
+        """A worker said hello: make memory cells that hold its blocks.
+
+        Raises:
+            ProtocolError: a block does not fit the memory tier.
+        """
+        with self._lock:
+            if shape.cell_bytes > self._cell_bytes:
+                self.cache.carve(shape.cell_bytes)
+                self._cell_bytes = shape.cell_bytes
+
+    def detach_engine(self) -> list[Handle]:
+        """The last engine process is gone: its handles end; sealed blocks stay."""
+        with self._lock:
+            self._layout = None
+        ended = self.handles.clear()
+        for handle in ended:
+            handle.unpin()
+        return ended
+
+    def open_session(self, tenant: str, session: str) -> SessionGrant:
+        """The salt of a session; its keys are made on first use.
+
+        Raises:
+            KvrunError: too many sessions (status 429) or keys that cannot be had.
+        """
+        if self.stateless:
+            return SessionGrant(urlsafe_b64encode(secrets.token_bytes(32)).decode().rstrip("="), 0)
+        keys = self.keys.find(tenant, session)
+        if keys is None:
+            keys = self.keys.acquire(tenant, session)
+            self.journal.key_created(keys)
+        return SessionGrant(keys.salt, keys.generation)
+
+    def match(self, message: Match) -> Matched:
+        """Admit or deny a request, and say which of its blocks exist."""
+        try:
+            handle = self._admit(message)
+        except KvrunError as error:
+            return self._deny(message, error.message)
+        if handle is None:
+            return Matched(message.request, Verdict.ADMITTED, "stateless", 0, ())
+        try:
+            tiers = self._find_blocks(message, handle)
+        except KvrunError as error:
+            self.handles.finish(handle.number, self._now())
+            return self._deny(message, error.message)
+        return Matched(message.request, Verdict.ADMITTED, "", handle.number, tiers)
+
+    def started(self, number: int, engine_tokens: int, loaded_tokens: int) -> None:
+        """The engine scheduled a request with so many tokens of its own cache."""
+        handle = self.handles.live(number)
+        if handle is None:
+            return
+        handle.reuse.engine_tokens += engine_tokens
+        if engine_tokens:
+            self.journal.reused(handle, engine_tokens)
+
+    def finished(self, number: int) -> None:
+        """A request ended."""
+        handle = self.handles.finish(number, self._now())
+        if handle is not None:
+            handle.unpin()
+
+    def erase(self, tenant: str, session: str | None) -> list[ErasedSession]:
+        """Destroy the key of a session, or of a tenant's every session, and drop its blocks."""
+        if session is None:
+            destroyed = self.keys.destroy_tenant(tenant)
+        else:
+            one = self.keys.destroy_session(tenant, session)
+            destroyed = [one] if one is not None else []
+        for handle in self.handles.revoke(tenant, session):
+            handle.unpin()
+        erased = []
+        for key in destroyed:
+            if not key.session_ref:
+                continue
+            dropped = self.cache.drop(key.tenant_ref, key.session_ref, epoch=key.generation)
+            self.journal.key_destroyed(
+                key.tenant_ref, key.session_ref, key.key_id, Event.ERASED, key.reason
+            )
+            erased.append(
+                ErasedSession(
+                    key.tenant_ref,
+                    key.session_ref,
+                    key.generation,
+                    dropped.memory_blocks,
+                    dropped.disk_blocks,
+                )
+            )
+        return erased
+
+    def expire(self) -> int:
+        """Destroy the keys that were idle or old for too long; how many there were."""
+        expired = self.keys.destroy_expired()
+        for key in expired:
+            if not key.session_ref:
+                continue
+            self.cache.drop(key.tenant_ref, key.session_ref, epoch=key.generation)
+            self.journal.key_destroyed(
+                key.tenant_ref, key.session_ref, key.key_id, Event.EXPIRED, key.reason
+            )
+        return len(expired)
+
+    def _admit(self, message: Match) -> Handle | None:
+        if message.handle:
+            handle = self.handles.live(message.handle)
+            if handle is None:
+                raise KvrunError("the request's handle is no longer valid")
+            handle.unpin()
+            return handle
+        claim = self._verifier.verify(message.claim)
+        if claim.salt != message.salt:
+            raise KvrunError("the engine's salt is not the claim's")
+        with self._lock:
+            fresh = self._replays.admit(claim, self._now())
+        if not fresh:
+            raise KvrunError("the claim was used more often than it allows")
+        if claim.generation == 0 and self.stateless:
+            return None
+        keys = self.keys.find(claim.tenant, claim.session)
+        if keys is None or keys.generation != claim.generation or keys.salt != claim.salt:
+            raise KvrunError("the session's key was destroyed after the claim was made")
+        layout = self._layout
+        if layout is None:
+            raise KvrunError("no engine is connected")
+        keys.touch(self._now())
+        cache = self.cache.session(keys.tenant_ref, keys.session_ref, epoch=keys.generation)
+        handle = self.handles.add(claim.request_id, keys, SessionBlocks(keys, layout), cache)
+        handle.reuse.prompt_tokens += message.prompt_tokens
+        try:
+            self.journal.admitted(handle)
+        except KvrunError:
+            self.handles.finish(handle.number, self._now())
+            raise
+        return handle
+
+    def _find_blocks(self, message: Match, handle: Handle) -> tuple[bytes, ...]:
+        layout = self._layout
+        if layout is None:
+            raise KvrunError("no engine is connected")
+        size = message.hash_bytes
+        if not message.hashes:
+            return ()
+        if not 1 <= size <= _MAX_HASH_BYTES or len(message.hashes) % size:
+            raise ProtocolError(
+                f"{len(message.hashes)} bytes are not block hashes of {size} bytes",
+                hint=f"hashes of 1 to {_MAX_HASH_BYTES} bytes are allowed",
+            )
+        hashes = len(message.hashes) // size
+        found: list[bytes] = []
+        for group, shape in enumerate(layout.groups):
+            names_by_rank: list[list[bytes]] = [[] for _ in range(layout.world_size)]
+            for index in range(layout.blocks_in(hashes, group)):
+                at = ((index + 1) * shape.hashes_per_chunk - 1) * size
+                block_hash = message.hashes[at : at + size]
+                for rank, names in enumerate(names_by_rank):
+                    names.append(handle.blocks.name(block_hash, group, rank))
+            tiers = []
+            for names in names_by_rank:
+                matched, pins = handle.cache.match_and_pin(names)
+                tiers.append(matched)
+                handle.pins.append(pins)
+            found.append(_in_all_ranks(tiers))
+        return tuple(found)
+
+    def _deny(self, message: Match, reason: str) -> Matched:
+        request_id = self._request_id(message)
+        self.handles.deny(request_id, reason)
+        self.journal.denied(request_id, reason)
+        _log.info("request %s was denied the cache: %s", request_id or "?", reason)
+        return Matched(message.request, Verdict.DENIED, reason, 0, ())
+
+    def _request_id(self, message: Match) -> str:
+        try:
+            return self._verifier.verify(message.claim).request_id
+        except ClaimError:
+            return ""
+
+
+def _in_all_ranks(tiers: list[bytes]) -> bytes:
+    """A block exists where every rank has it; the slowest tier counts."""
+    if len(tiers) == 1:
+        return tiers[0]
+    return bytes(0 if 0 in column else max(column) for column in zip(*tiers, strict=True))

@@ -1,0 +1,271 @@
+"""The socket server: who connects, what they may send, and what they get."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import logging
+import os
+import socket
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvrun.audit.record import Event
+from kvrun.errors import KvrunError
+from kvrun.instance.admin import AdminService
+from kvrun.instance.instance import Instance
+from kvrun.instance.layout import engine_layout, worker_shape
+from kvrun.instance.peer import Peer
+from kvrun.instance.protocol import (
+    PROTOCOL_VERSION,
+    AdminCall,
+    AdminReply,
+    AnyMessage,
+    Finished,
+    Hello,
+    Load,
+    Match,
+    OpenSession,
+    ProtocolError,
+    Refused,
+    Release,
+    Revoked,
+    Role,
+    SessionInvalidated,
+    SessionOpened,
+    Started,
+    Store,
+    Welcome,
+)
+from kvrun.instance.staging import create_region
+from kvrun.instance.transfers import Transfers, WorkerLink
+
+_BACKLOG = 64
+_HELLO_TIMEOUT_S = 10.0
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """What every welcome says; ``tokens`` by role, as hex text."""
+
+    instance_id: str
+    tokens: Mapping[Role, str]
+    claim_keys: Mapping[str, bytes]
+    context_window: int
+    match_deadline_ms: int
+    transfer_deadline_ms: int
+    staging_bytes: int | None
+    strict: bool
+
+
+class InstanceServer:
+    """Serves one instance on a Unix socket."""
+
+    def __init__(
+        self,
+        instance: Instance,
+        transfers: Transfers,
+        admin: AdminService,
+        settings: ServerSettings,
+    ) -> None:
+        self._instance = instance
+        self._transfers = transfers
+        self._admin = admin
+        self._settings = settings
+        self._roles: dict[Peer, Role] = {}
+        self._links: dict[Peer, WorkerLink] = {}
+        self._pool = ThreadPoolExecutor(4, thread_name_prefix="kvrun-control")
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._listener: socket.socket | None = None
+        admin.on_erased = self._announce_erasure
+
+    async def serve(self, path: Path, stop: asyncio.Event) -> None:
+        """Listen until ``stop`` is set."""
+        self._loop = asyncio.get_running_loop()
+        self._listener = _listen(path)
+        accepting = asyncio.create_task(self._accept(self._listener))
+        try:
+            await stop.wait()
+        finally:
+            accepting.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await accepting
+            self._listener.close()
+            path.unlink(missing_ok=True)
+            for peer in list(self._roles):
+                peer.close("the daemon stops")
+            self._pool.shutdown()
+
+    async def _accept(self, listener: socket.socket) -> None:
+        assert self._loop is not None
+        while True:
+            sock, _ = await self._loop.sock_accept(listener)
+            peer = Peer(sock, self._loop, self._received, self._closed)
+            self._loop.call_later(_HELLO_TIMEOUT_S, self._expect_hello, peer)
+
+    def _expect_hello(self, peer: Peer) -> None:
+        if peer not in self._roles and not peer.closed:
+            peer.close("it said no hello")
+
+    def _received(self, peer: Peer, message: AnyMessage) -> None:
+        try:
+            role = self._roles.get(peer)
+            if role is None:
+                self._greet(peer, message)
+            else:
+                self._dispatch(peer, role, message)
+        except KvrunError as error:
+            _log.warning("process %d: %s", peer.pid, error.message)
+            peer.send(Refused(error.message, error.hint or ""))
+            peer.close(error.message)
+
+    def _greet(self, peer: Peer, message: AnyMessage) -> None:
+        if not isinstance(message, Hello):
+            raise ProtocolError("the first message must be a hello")
+        if message.version != PROTOCOL_VERSION:
+            raise ProtocolError(
+                f"protocol version {message.version} is not supported",
+                hint=f"this daemon speaks version {PROTOCOL_VERSION}; install the same kvrun twice",
+            )
+        token = self._settings.tokens.get(message.role, "")
+        known = hmac.compare_digest(token.encode(), message.token.encode())
+        if not peer.same_user() or not token or not known:
+            raise ProtocolError(
+                f"process {peer.pid} is not allowed to connect as {message.role.value}",
+                hint="it must run as the daemon's user and hold the launch token of its role",
+            )
+        if message.role is Role.WORKER:
+            self._greet_worker(peer, message)
+        else:
+            if message.role is Role.SCHEDULER:
+                self._instance.attach_engine(engine_layout(message))
+                self._instance.journal.deployment_event(Event.DEPLOYMENT_STARTED, message.software)
+            peer.send(self._welcome())
+        self._roles[peer] = message.role
+
+    def _greet_worker(self, peer: Peer, message: Hello) -> None:
+        layout = engine_layout(message)
+        self._instance.attach_engine(layout)
+        shape = worker_shape(message, layout)
+        self._instance.attach_worker(shape)
+        window = self._settings.context_window or message.context_window
+        slot_bytes, slots = shape.staging(layout, window)
+        if self._settings.staging_bytes is not None:
+            slots = max(1, min(slots, self._settings.staging_bytes // slot_bytes))
+        region, fd = create_region(slot_bytes, slots)
+        try:
+            if not region.locked:
+                if self._settings.strict:
+                    region.close()
+                    raise ProtocolError(
+                        "staging memory cannot be locked and the deployment is strict",
+                        hint="raise RLIMIT_MEMLOCK (ulimit -l) for the daemon",
+                    )
+                _log.warning("staging memory is not locked: it may be swapped out")
+            self._links[peer] = WorkerLink(layout, shape, region, peer.send_soon)
+            peer.send_with_fd(self._welcome(slot_bytes, slots), fd)
+        finally:
+            os.close(fd)
+
+    def _welcome(self, slot_bytes: int = 0, slots: int = 0) -> Welcome:
+        settings = self._settings
+        return Welcome(
+            version=PROTOCOL_VERSION,
+            instance_id=settings.instance_id,
+            workspace=self._instance.workspace,
+            deployment=self._instance.deployment,
+            stateless=self._instance.stateless,
+            claim_keys=dict(settings.claim_keys),
+            context_window=settings.context_window,
+            match_deadline_ms=settings.match_deadline_ms,
+            transfer_deadline_ms=settings.transfer_deadline_ms,
+            slot_bytes=slot_bytes,
+            slots=slots,
+        )
+
+    def _dispatch(self, peer: Peer, role: Role, message: AnyMessage) -> None:
+        match (role, message):
+            case (Role.SCHEDULER, Match()):
+                self._run(lambda: peer.send_soon(self._instance.match(message)))
+            case (Role.SCHEDULER, Started()):
+                self._instance.started(
+                    message.handle, message.engine_tokens, message.loaded_tokens
+                )
+            case (Role.SCHEDULER, Finished()):
+                self._instance.finished(message.handle)
+            case (Role.WORKER, Load()):
+                self._transfers.load(self._links[peer], message)
+            case (Role.WORKER, Store()):
+                self._transfers.store(self._links[peer], message)
+            case (Role.WORKER, Release()):
+                self._transfers.release(self._links[peer], message)
+            case (Role.GATEWAY, OpenSession()):
+                self._run(lambda: peer.send_soon(self._open_session(message)))
+            case (Role.ADMIN, AdminCall()):
+                self._run(lambda: peer.send_soon(self._admin_call(message)))
+            case _:
+                raise ProtocolError(
+                    f"a {role.value} may not send a {type(message).__name__} message"
+                )
+
+    def _open_session(self, message: OpenSession) -> SessionOpened:
+        try:
+            grant = self._instance.open_session(message.tenant, message.session)
+        except KvrunError as error:
+            return SessionOpened(message.call, error.status, "", 0, error.diagnostics())
+        return SessionOpened(message.call, 200, grant.salt, grant.generation, "")
+
+    def _admin_call(self, message: AdminCall) -> AdminReply:
+        try:
+            result = self._admin.call(message.operation, message.arguments)
+        except KvrunError as error:
+            return AdminReply(message.call, error.status, b"", error.message, error.hint or "")
+        return AdminReply(message.call, 200, result)
+
+    def _run(self, task: Callable[[], None]) -> None:
+        def guarded() -> None:
+            try:
+                task()
+            except Exception:
+                _log.exception("a request of a connected process failed")
+
+        self._pool.submit(guarded)
+
+    def _announce_erasure(self, tenant: str, session: str | None, handles: list[int]) -> None:
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self._push_erasure, tenant, session, handles)
+
+    def _push_erasure(self, tenant: str, session: str | None, handles: list[int]) -> None:
+        for peer, role in self._roles.items():
+            if role is Role.GATEWAY:
+                peer.send(SessionInvalidated(tenant, session or ""))
+            elif role is Role.SCHEDULER and handles:
+                peer.send(Revoked(tuple(handles)))
+
+    def _closed(self, peer: Peer, reason: str) -> None:
+        role = self._roles.pop(peer, None)
+        link = self._links.pop(peer, None)
+        if link is not None:
+            link.close()
+        if role is not None:
+            _log.info("%s (process %d) is gone: %s", role.value, peer.pid, reason)
+        engine_roles = (Role.SCHEDULER, Role.WORKER)
+        if role in engine_roles and not any(r in engine_roles for r in self._roles.values()):
+            self._instance.detach_engine()
+            self._instance.journal.deployment_event(Event.DEPLOYMENT_STOPPED)
+
+
+def _listen(path: Path) -> socket.socket:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path.parent.chmod(0o700)
+    path.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    listener.setblocking(False)
+    listener.bind(str(path))
+    path.chmod(0o600)
+    listener.listen(_BACKLOG)
+    return listener

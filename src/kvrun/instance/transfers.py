@@ -1,0 +1,288 @@
+"""Loads and stores: sealed blocks to staging slots and back.
+
+Order is the security here. An open is logged before plaintext appears; a sealed block becomes
+findable after its record is in the log; a slot is zeroed before it is free again. A block that
+does not open is quarantined and recorded, and its slot holds zeros.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from kvrun.cache.handles import Reservation
+from kvrun.errors import KvrunError
+from kvrun.instance.handles import Handle, HandleTable
+from kvrun.instance.journal import Journal
+from kvrun.instance.layout import EngineLayout, WorkerShape
+from kvrun.instance.protocol import (
+    BlockAt,
+    Load,
+    Loaded,
+    Message,
+    ProtocolError,
+    Release,
+    Released,
+    Store,
+)
+from kvrun.instance.sealing import SealingThreads
+from kvrun.instance.staging import StagingRegion
+from kvrun.seal.envelope import SALT_BYTES, sealed_size
+from kvrun.seal.errors import SealedBlockError
+
+_REPLY_EVERY = 8
+_log = logging.getLogger(__name__)
+
+
+class WorkerLink:
+    """One engine worker as the transfers see it.
+
+    Its staging memory stays mapped until the last task that may touch it has run.
+    """
+
+    def __init__(
+        self,
+        layout: EngineLayout,
+        shape: WorkerShape,
+        staging: StagingRegion,
+        send: Callable[[Message], None],
+    ) -> None:
+        self.layout = layout
+        self.shape = shape
+        self.staging = staging
+        self.send = send
+        self._lock = threading.Lock()
+        self._tasks = 0
+        self._gone = False
+
+    def task(self, run: Callable[[], None]) -> Callable[[], None]:
+        """``run`` as a task during which the staging memory stays mapped."""
+        with self._lock:
+            self._tasks += 1
+
+        def held() -> None:
+            try:
+                if not self._gone:
+                    run()
+            finally:
+                with self._lock:
+                    self._tasks -= 1
+                self._unmap_when_idle()
+
+        return held
+
+    def close(self) -> None:
+        """The worker is gone: zero and unmap its staging once no task uses it."""
+        self._gone = True
+        self._unmap_when_idle()
+
+    def _unmap_when_idle(self) -> None:
+        with self._lock:
+            if not self._gone or self._tasks or self.staging.closed:
+                return
+            self.staging.zero_all()
+            self.staging.close()
+
+
+class Transfers:
+    """Carries out loads, stores and releases on the sealing threads."""
+
+    def __init__(self, handles: HandleTable, journal: Journal, threads: SealingThreads) -> None:
+        self._handles = handles
+        self._journal = journal
+        self._threads = threads
+
+    def load(self, link: WorkerLink, message: Load) -> None:
+        """Open blocks into their slots and answer as they are ready.
+
+        Raises:
+            ProtocolError: a block names a slot or group that does not exist.
+        """
+        _check_blocks(link, message.blocks)
+        handle = self._handles.live(message.handle)
+        if handle is None or handle.finished_at is not None:
+            link.send(Loaded(message.job, (), tuple(block.slot for block in message.blocks)))
+            return
+        shares = _shares(message.blocks, self._threads.threads)
+        self._threads.open(link.task(lambda: self._begin_load(link, message, handle, shares)))
+
+    def store(self, link: WorkerLink, message: Store) -> None:
+        """Seal blocks out of their slots, then free the slots.
+
+        Raises:
+            ProtocolError: a block names a slot or group that does not exist.
+        """
+        _check_blocks(link, message.blocks)
+        handle = self._handles.live(message.handle)
+        if handle is None:
+            self._threads.seal(link.task(lambda: _zero(link, message.blocks)))
+            return
+        for share in _shares(message.blocks, self._threads.threads):
+            self._threads.seal(link.task(partial(self._store_share, link, handle, share)))
+
+    def release(self, link: WorkerLink, message: Release) -> None:
+        """Zero slots whose plaintext the worker copied out.
+
+        Raises:
+            ProtocolError: a slot does not exist.
+        """
+        for slot in message.slots:
+            link.staging.slot(slot, 0)
+
+        def zero() -> None:
+            for slot in message.slots:
+                link.staging.zero(slot)
+            link.send(Released(message.slots, message.generations))
+
+        self._threads.open(link.task(zero))
+
+    def _begin_load(
+        self,
+        link: WorkerLink,
+        message: Load,
+        handle: Handle,
+        shares: Sequence[Sequence[BlockAt]],
+    ) -> None:
+        try:
+            names = [
+                handle.blocks.name(block.block_hash, block.group, link.shape.rank)
+                for block in message.blocks
+            ]
+            self._journal.opening(handle, names)
+        except KvrunError as error:
+            _log.warning("a load was refused: %s", error.message)
+            link.send(Loaded(message.job, (), tuple(block.slot for block in message.blocks)))
+            return
+        for share in shares[1:]:
+            self._threads.open(
+                link.task(partial(self._open_share, link, message.job, handle, share))
+            )
+        self._open_share(link, message.job, handle, shares[0])
+
+    def _open_share(
+        self, link: WorkerLink, job: int, handle: Handle, blocks: Sequence[BlockAt]
+    ) -> None:
+        ready: list[int] = []
+        failed: list[int] = []
+        for block in blocks:
+            (ready if self._open_one(link, handle, block) else failed).append(block.slot)
+            if len(ready) + len(failed) >= _REPLY_EVERY:
+                link.send(Loaded(job, tuple(ready), tuple(failed)))
+                ready, failed = [], []
+        if ready or failed:
+            link.send(Loaded(job, tuple(ready), tuple(failed)))
+
+    def _open_one(self, link: WorkerLink, handle: Handle, block: BlockAt) -> bool:
+        size = link.shape.block_bytes[block.group]
+        slot = link.staging.slot(block.slot, size)
+        try:
+            name = handle.blocks.name(block.block_hash, block.group, link.shape.rank)
+            context = handle.blocks.context(
+                block.block_hash, block.group, link.shape.rank, block.index
+            )
+            with handle.cache.read(name) as sealed:
+                if sealed is None:
+                    handle.reuse.failed_blocks += 1
+                    return False
+                tier = sealed.tier
+                if len(sealed.view) != sealed_size(size):
+                    raise _wrong_size(len(sealed.view), size)
+                handle.keys.sealer.open_into(context, sealed.view, slot)
+        except SealedBlockError as error:
+            handle.reuse.failed_blocks += 1
+            handle.cache.quarantine(name)
+            self._journal.integrity_failure(handle, name, tier, error)
+            return False
+        except KvrunError as error:
+            handle.reuse.failed_blocks += 1
+            _log.warning("a block was not opened: %s", error.message)
+            return False
+        if handle.revoked or handle.keys.destroyed:
+            link.staging.zero(block.slot)
+            return False
+        if block.group == 0 and link.shape.rank == 0:
+            handle.count_loaded(tier, link.layout.groups[0].tokens_per_block)
+        return True
+
+    def _store_share(self, link: WorkerLink, handle: Handle, blocks: Sequence[BlockAt]) -> None:
+        reserved: list[tuple[bytes, Reservation]] = []
+        try:
+            for block in blocks:
+                sealed = self._seal_one(link, handle, block)
+                if sealed is not None:
+                    reserved.append(sealed)
+        except KvrunError as error:
+            _log.warning("a store was dropped: %s", error.message)
+        finally:
+            _zero(link, blocks)
+        if reserved:
+            self._publish(handle, reserved)
+
+    def _seal_one(
+        self, link: WorkerLink, handle: Handle, block: BlockAt
+    ) -> tuple[bytes, Reservation] | None:
+        rank = link.shape.rank
+        size = link.shape.block_bytes[block.group]
+        name = handle.blocks.name(block.block_hash, block.group, rank)
+        reservation = handle.cache.reserve(name, sealed_size(size))
+        if reservation is None:
+            return None
+        try:
+            context = handle.blocks.context(block.block_hash, block.group, rank, block.index)
+            plaintext = link.staging.slot(block.slot, size)
+            salt = os.urandom(SALT_BYTES)
+            handle.keys.sealer.seal_into(context, plaintext, reservation.view, salt=salt)
+        except BaseException:
+            reservation.abort()
+            raise
+        return name, reservation
+
+    def _publish(self, handle: Handle, reserved: Sequence[tuple[bytes, Reservation]]) -> None:
+        size_bytes = sum(len(reservation.view) for _, reservation in reserved)
+        try:
+            if handle.revoked or handle.keys.destroyed:
+                raise KvrunError("the session's key was destroyed while its blocks were sealed")
+            self._journal.sealed(handle, [name for name, _ in reserved], size_bytes)
+        except KvrunError as error:
+            _log.warning("sealed blocks were dropped: %s", error.message)
+            for _, reservation in reserved:
+                reservation.abort()
+            return
+        for _, reservation in reserved:
+            reservation.commit()
+        handle.reuse.sealed_blocks += len(reserved)
+
+
+def _check_blocks(link: WorkerLink, blocks: Sequence[BlockAt]) -> None:
+    for block in blocks:
+        if not 0 <= block.group < len(link.layout.groups):
+            raise ProtocolError(
+                f"KV cache group {block.group} does not exist",
+                hint=f"0 to {len(link.layout.groups) - 1} are allowed",
+            )
+        link.staging.slot(block.slot, link.shape.block_bytes[block.group])
+
+
+def _zero(link: WorkerLink, blocks: Sequence[BlockAt]) -> None:
+    for block in blocks:
+        link.staging.zero(block.slot)
+    link.send(
+        Released(
+            tuple(block.slot for block in blocks), tuple(block.generation for block in blocks)
+        )
+    )
+
+
+def _shares(blocks: Sequence[BlockAt], threads: int) -> list[Sequence[BlockAt]]:
+    size = max(1, -(-len(blocks) // threads))
+    return [blocks[start : start + size] for start in range(0, len(blocks), size)] or [()]
+
+
+def _wrong_size(found: int, plain: int) -> SealedBlockError:
+    return SealedBlockError(
+        f"a sealed block has {found} bytes, {sealed_size(plain)} were expected"
+    )
+

@@ -1,0 +1,160 @@
+"""A real instance daemon in a process of its own, and claims that it believes."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from kvrun.claims.claim import Claim, ClaimSigner
+from kvrun.instance.client import AdminClient
+from kvrun.instance.handles import Reuse
+
+_RUNNER = """
+import json, os, sys
+from pathlib import Path
+from kvrun.config import load_config
+from kvrun.instance.daemon import LaunchSecrets, run
+given = json.loads(os.read(int(sys.argv[2]), 65536))
+run(load_config(Path(sys.argv[1]), {}), LaunchSecrets(
+    given["engine"], given["gateway"], given["admin"], (bytes.fromhex(given["claim"]),)))
+"""
+
+
+class Daemon:
+    """Starts, stops, kills and restarts one daemon on one data folder."""
+
+    def __init__(self, folder: Path, *, settings: str = "") -> None:
+        self.folder = folder
+        self.config = folder / "kvrun.toml"
+        self.config.write_text(
+            f'[instance]\ndata_dir = "{folder}/d"\nmemory_bytes = "64MiB"\n' + settings
+        )
+        self.data = folder / "d"
+        self.socket = self.data / "run" / "instance.sock"
+        self.engine_token = secrets.token_hex(32)
+        self.gateway_token = secrets.token_hex(32)
+        self.admin_token = secrets.token_hex(32)
+        self.claim_key = Ed25519PrivateKey.generate()
+        self.signer = ClaimSigner(self.claim_key)
+        self.process: subprocess.Popen[bytes] | None = None
+        self.log = folder / "daemon.log"
+
+    def start(self, timeout_s: float = 20.0) -> None:
+        """Start and wait until the socket answers."""
+        read, write = os.pipe()
+        given = {
+            "engine": self.engine_token,
+            "gateway": self.gateway_token,
+            "admin": self.admin_token,
+            "claim": self.claim_key.public_key().public_bytes_raw().hex(),
+        }
+        os.write(write, json.dumps(given).encode())
+        os.close(write)
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", _RUNNER, str(self.config), str(read)],
+                pass_fds=[read],
+                stdout=log,
+                stderr=log,
+            )
+        os.close(read)
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            if self.process.poll() is not None:
+                raise RuntimeError(f"the daemon ended at start: {self.log.read_text()}")
+            if self.socket.exists():
+                token_file = self.socket.parent / "engine.token"
+                token_file.write_text(self.engine_token)
+                return
+            time.sleep(0.02)
+        raise TimeoutError(f"the daemon did not start: {self.log.read_text()}")
+
+    @property
+    def pid(self) -> int:
+        """The process id of the running daemon."""
+        assert self.process is not None
+        return self.process.pid
+
+    def stop(self) -> None:
+        """End it as an operator would."""
+        self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End it as a power cut would."""
+        self._end(signal.SIGKILL)
+
+    def pause(self) -> None:
+        """Stop it from running at all."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let it run again."""
+        os.kill(self.pid, signal.SIGCONT)
+
+    def admin(self, operation: str, **arguments: str) -> object:
+        """One administrative call."""
+        with AdminClient(self.socket, self.admin_token) as client:
+            return json.loads(client.call(operation, arguments))
+
+    def reuse(self, request_id: str) -> Reuse:
+        """What a request reused, by the daemon's own count."""
+        with AdminClient(self.socket, self.admin_token) as client:
+            reply = client.call("request", {"request_id": request_id})
+        return msgspec.json.decode(reply, type=Reuse)
+
+    def events(self) -> list[dict[str, object]]:
+        """Every audit record, in order."""
+        records = []
+        for segment in sorted(self.data.rglob("audit/*.jsonl")):
+            records += [json.loads(line) for line in segment.read_text().splitlines()]
+        return records
+
+    def count(self, event: str) -> int:
+        """How many records of one event the log holds."""
+        return sum(1 for record in self.events() if record["event"] == event)
+
+    def claim(
+        self,
+        tenant: str,
+        salt: str,
+        generation: int,
+        *,
+        session: str = "default",
+        request_id: str = "",
+        uses: int = 1,
+        lifetime_s: int = 300,
+        issued_ago_s: int = 0,
+        deployment: str = "default",
+    ) -> str:
+        """A claim as the gateway would stamp it."""
+        now = int(time.time()) - issued_ago_s
+        return self.signer.sign(
+            Claim(
+                workspace="default",
+                deployment=deployment,
+                tenant=tenant,
+                session=session,
+                generation=generation,
+                salt=salt,
+                request_id=request_id or secrets.token_hex(8),
+                nonce=secrets.token_urlsafe(16),
+                uses=uses,
+                issued_at=now,
+                expires_at=now + lifetime_s,
+            )
+        )
+
+    def _end(self, number: signal.Signals) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.process.send_signal(number)
+            self.process.wait(timeout=30)
+        self.process = None
