@@ -16,7 +16,7 @@ class Aspect(StrEnum):
 class Verdict(StrEnum):
     """``UNKNOWN`` means that what was handed over cannot answer the question."""
 
-    PASS = "pass"
+    PASS = "pass"  # noqa: S105
     FAIL = "fail"
     UNKNOWN = "unknown"
 

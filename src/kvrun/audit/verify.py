@@ -17,7 +17,7 @@ from kvrun.audit.merkle import Frontier
 from kvrun.audit.note import VerifierKey, parse_verifier_key
 from kvrun.audit.record import Record, decode_record, format_time, parse_time
 from kvrun.audit.segment import Manifest, TreePoint, parse_manifest
-from kvrun.audit.verdict import Aspect, Code, Finding, VerificationReport, Verdict
+from kvrun.audit.verdict import Aspect, Code, Finding, Verdict, VerificationReport
 
 CLOCK_TOLERANCE_SECONDS = 5.0
 FUTURE_TOLERANCE_SECONDS = 300.0
