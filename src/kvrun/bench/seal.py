@@ -7,6 +7,7 @@ trials in which a thread that could run had to wait for its CPU are left out; wa
 counts.
 """
 
+import itertools
 import os
 import random
 import statistics
@@ -40,13 +41,15 @@ MAX_CPU_WAIT = 0.02  # of a trial's time
 class SealBenchSettings:
     """Sizes in bytes, and how much is measured.
 
-    ``pairs`` comparisons are made. A two-thread trial is short, ``trial_blocks`` a thread, so that
-    some are not preempted even on a shared machine; at most ``attempts`` are made.
+    One core: ``pairs`` rounds of the ring, compared turn by turn of ``turn_blocks``. Two threads:
+    ``pairs`` trials, each short (``trial_blocks`` a thread) so that some are not preempted even on
+    a shared machine; at most ``attempts`` are made.
     """
 
     block_bytes: int = 1 << 20
     ring_bytes: int = 64 << 20
     pairs: int = 21
+    turn_blocks: int = 8
     trial_blocks: int = 12
     attempts: int = 400
     max_spread: float = 0.1
@@ -131,12 +134,24 @@ def _one_core_rows(
     settings: SealBenchSettings,
     rng: random.Random,
 ) -> tuple[Row, Row]:
-    def speed(work: Callable[[range], None]) -> float:
-        started = time.thread_time()
-        work(range(ring.count))
-        return ring.bytes / (time.thread_time() - started) / 1e9
+    # Short turns, so that both see the same machine, half a ring apart, so that neither finds in
+    # the caches what the other has just read.
+    length = min(settings.turn_blocks, ring.count // 2)
+    turns = [range(at, at + length) for at in range(0, ring.count - length + 1, length)]
+    own_turns, raw_turns = itertools.cycle(turns), itertools.cycle(turns)
+    for _ in range(len(turns) // 2):
+        next(raw_turns)
 
-    pairs = measure_pairs(lambda: speed(candidate), lambda: speed(baseline), settings.pairs)
+    def speed(work: Callable[[range], None], blocks: range) -> float:
+        started = time.thread_time()
+        work(blocks)
+        return len(blocks) * settings.block_bytes / (time.thread_time() - started) / 1e9
+
+    pairs = measure_pairs(
+        lambda: speed(candidate, next(own_turns)),
+        lambda: speed(baseline, next(raw_turns)),
+        settings.pairs * len(turns),
+    )
     result = compare_pairs(pairs, rng=rng, max_spread=settings.max_spread)
     call = "encrypt_into" if name == "seal" else "decrypt_into"
     block = _size(settings.block_bytes)

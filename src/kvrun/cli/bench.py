@@ -23,7 +23,7 @@ def bench() -> None:
 def seal(
     as_json: AsJson = False,
     block_kib: Annotated[int, typer.Option(min=4, max=65_536, help="Block size in KiB.")] = 1024,
-    pairs: Annotated[int, typer.Option(min=MIN_PAIRS, max=1000, help="Pairs to compare.")] = 21,
+    pairs: Annotated[int, typer.Option(min=MIN_PAIRS, max=1000, help="Rounds to compare.")] = 21,
 ) -> None:
     """Seal and open blocks against raw AES-256-GCM, and two threads against one.
 
