@@ -7,7 +7,7 @@ Nothing here knows a key or opens a block. A block is an opaque run of sealed by
 from kvrun.cache.disk import DiskTier
 from kvrun.cache.errors import CacheBusyError, CacheFolderError, SessionDroppedError
 from kvrun.cache.events import CacheEvent, CacheEventKind, Tier
-from kvrun.cache.handles import DropReport, Pins, Reservation, SealedView
+from kvrun.cache.handles import DropReport, Reservation, SealedView
 from kvrun.cache.memory import MemoryTier, TenantUsage
 from kvrun.cache.session import CacheSession
 from kvrun.cache.store import CacheStats, CacheStore
@@ -23,7 +23,6 @@ __all__ = [
     "DiskTier",
     "DropReport",
     "MemoryTier",
-    "Pins",
     "Reservation",
     "SealedView",
     "SessionDroppedError",

@@ -1,7 +1,6 @@
 """What a session hands out: views, pins, reservations and the report of a drop."""
 
-from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -18,42 +17,20 @@ class SealedView:
 
 @dataclass(frozen=True, slots=True)
 class DropReport:
-    """What a drop removed.
+    """What a drop removed: distinct ``blocks`` with their sealed ``bytes``, then by tier.
 
     ``held`` blocks were in use at that moment: they are unlisted, and zeroed when their holder
     lets go. ``failed`` files could not be removed.
     """
 
+    blocks: int = 0
+    bytes: int = 0
     memory_blocks: int = 0
     memory_bytes: int = 0
     disk_blocks: int = 0
     disk_bytes: int = 0
     held: int = 0
     failed: int = 0
-
-
-class Pins:
-    """Cells kept from eviction for one request; release them once, any number of times."""
-
-    __slots__ = ("_cells", "_unpin")
-
-    def __init__(self, cells: "array[int]", unpin: Callable[[Iterable[int]], None]) -> None:
-        self._cells = cells
-        self._unpin = unpin
-
-    def __len__(self) -> int:
-        return len(self._cells)
-
-    def __enter__(self) -> "Pins":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
-
-    def release(self) -> None:
-        """Unpins, last block first, so that a prefix's head is evicted after its tail."""
-        cells, self._cells = self._cells, array("i")
-        self._unpin(reversed(cells))
 
 
 class Reservation:

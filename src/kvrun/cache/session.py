@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from kvrun.cache.disk import DiskSession, DiskTier
 from kvrun.cache.errors import DiskWriteError
 from kvrun.cache.events import CacheEventKind, Tier
-from kvrun.cache.handles import DropReport, Pins, Reservation, SealedView
+from kvrun.cache.handles import DropReport, Reservation, SealedView
 from kvrun.cache.state import CacheState, cell_of, place_of, slot_of
 from kvrun.cache.writebehind import WaitingBlock
 
@@ -50,19 +50,58 @@ class CacheSession:
         self._disk: DiskSession | None = None
         self._index: dict[bytes, int] = {}
         self._reserved: set[bytes] = set()
+        # A name's pinned cells, one entry a pin, -1 where there was nothing to pin.
+        self._pins: dict[bytes, list[int]] = {}
 
     def __len__(self) -> int:
         return len(self._index)
 
     def match(self, names: Sequence[bytes]) -> bytes:
         """One :class:`Tier` code a name, in order. Found blocks become the most recently used."""
-        codes, _ = self._match(names, pin=False)
-        return codes
+        codes = bytearray(len(names))
+        cells = array("i")
+        slots = array("i")
+        state = self._state
+        with state.lock:
+            index = self._index
+            for position, name in enumerate(names):
+                place = index.get(name, 0)
+                cell, slot = cell_of(place), slot_of(place)
+                if slot >= 0:
+                    codes[position] = Tier.DISK
+                    slots.append(slot)
+                if cell >= 0:
+                    codes[position] = Tier.MEMORY
+                    cells.append(cell)
+            # Last first: the head of a prefix is then used latest and evicted last.
+            for cell in reversed(cells):
+                state.memory.touch(cell)
+        if slots and state.disk is not None and self._disk is not None:
+            slots.reverse()
+            state.disk.touch(self._disk, slots)
+        return bytes(codes)
 
-    def match_and_pin(self, names: Sequence[bytes]) -> tuple[bytes, Pins]:
-        """Like :meth:`match`, and pins at once what is in memory; the caller releases the pins."""
-        codes, cells = self._match(names, pin=True)
-        return codes, Pins(cells, self._state.unpin)
+    def pin(self, names: Sequence[bytes]) -> None:
+        """Keeps those of ``names`` that are in memory there, until :meth:`unpin` of the same."""
+        state = self._state
+        with state.lock:
+            for name in names:
+                cell = cell_of(self._index.get(name, 0))
+                if cell >= 0:
+                    state.memory.pin(cell)
+                self._pins.setdefault(name, []).append(cell)
+
+    def unpin(self, names: Sequence[bytes]) -> None:
+        """Ends one :meth:`pin` of each name, whatever became of the block; others are ignored."""
+        cells = []
+        with self._state.lock:
+            for name in reversed(names):
+                pinned = self._pins.get(name)
+                if pinned:
+                    cells.append(pinned.pop())
+                    if not pinned:
+                        del self._pins[name]
+        self._state.unpin(cell for cell in cells if cell >= 0)
 
     def reserve(self, name: bytes, size: int) -> Reservation | None:
         """Room for a sealed block of ``size`` bytes, or None: stored already, no room, or dropped.
@@ -193,6 +232,18 @@ class CacheSession:
                 self._state.counters.persisted += written
             self._event(CacheEventKind.PERSISTED, Tier.DISK, written, size)
 
+    def index_for_measuring(self, name: bytes, size: int) -> None:
+        """Lists a block in both tiers without content, to measure what the index takes."""
+        state = self._state
+        assert state.disk is not None
+        assert self._disk is not None
+        slot = state.disk.adopt(self._disk, name, size)
+        with state.lock:
+            cell = state.allocate_locked()
+            assert cell is not None
+            state.memory.enlist(cell, self, name, size)
+            self._index[name] = place_of(cell, slot)
+
     def forget_cell_locked(self, name: bytes) -> None:
         """The memory tier evicted the block; the index lock is held."""
         self._update_locked(name, cell=-1)
@@ -201,31 +252,6 @@ class CacheSession:
         """The memory tier was emptied; the index lock is held."""
         kept = {n: place_of(-1, slot_of(p)) for n, p in self._index.items() if slot_of(p) >= 0}
         self._index = kept
-
-    def _match(self, names: Sequence[bytes], *, pin: bool) -> "tuple[bytes, array[int]]":
-        codes = bytearray(len(names))
-        cells = array("i")
-        slots = array("i")
-        state = self._state
-        with state.lock:
-            index = self._index
-            for position, name in enumerate(names):
-                place = index.get(name, 0)
-                cell, slot = cell_of(place), slot_of(place)
-                if slot >= 0:
-                    codes[position] = Tier.DISK
-                    slots.append(slot)
-                if cell >= 0:
-                    codes[position] = Tier.MEMORY
-                    cells.append(cell)
-            use = state.memory.pin if pin else state.memory.touch
-            # Last first: the head of a prefix is then used latest and evicted last.
-            for cell in reversed(cells):
-                use(cell)
-        if slots and state.disk is not None and self._disk is not None:
-            slots.reverse()
-            state.disk.touch(self._disk, slots)
-        return bytes(codes), cells
 
     def _end_reservation(self, name: bytes, cell: int, size: int, *, keep: bool) -> bool:
         state = self._state
@@ -384,7 +410,7 @@ class CacheSession:
         memory = state.memory
         free: list[int] = []
         on_disk: list[tuple[bytes, int]] = []
-        blocks = size = held = 0
+        blocks = size = held = disk_only = 0
         with state.lock:
             self.dropped = True
             if state.writer is not None:
@@ -401,8 +427,12 @@ class CacheSession:
                         free.append(cell)
                     else:
                         held += 1
-                if slot_of(place) >= 0:
-                    on_disk.append((name, slot_of(place)))
+                slot = slot_of(place)
+                if slot >= 0:
+                    on_disk.append((name, slot))
+                    if cell < 0 and state.disk is not None and self._disk is not None:
+                        disk_only += state.disk.size(self._disk, name, slot) or 0
+            distinct = len(self._index)
             self._index.clear()
             held += len(self._reserved)
         state.scrub(free)
@@ -413,7 +443,10 @@ class CacheSession:
                 if self._disk is not None
                 else state.disk.drop_unopened(self.tenant_ref, self.session_ref)
             )
+        unopened = files is not None and self._disk is None
         report = DropReport(
+            blocks=files.blocks if files and unopened else distinct,
+            bytes=files.bytes if files and unopened else size + disk_only,
             memory_blocks=blocks,
             memory_bytes=size,
             disk_blocks=files.blocks if files else 0,

@@ -7,16 +7,18 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 
 from kvrun.cache.disk import DiskTier
 from kvrun.cache.errors import SessionDroppedError
-from kvrun.cache.events import CacheEvent
+from kvrun.cache.events import CacheEvent, Tier
 from kvrun.cache.folder import checked_ref
-from kvrun.cache.handles import DropReport
+from kvrun.cache.handles import DropReport, Reservation
 from kvrun.cache.memory import MemoryTier, TenantUsage
 from kvrun.cache.session import CacheSession
 from kvrun.cache.state import BlockOwner, CacheCounters, CacheState
+
+__all__ = ["CacheSession", "CacheStats", "CacheStore", "DropReport", "Reservation", "Tier"]
 
 _TOMBSTONES = 65_536
 
@@ -103,37 +105,34 @@ class CacheStore:
         session.open()
         return session
 
-    def drop(self, tenant_ref: str, session_ref: str, *, epoch: int) -> DropReport:
-        """Removes a session from every tier, also one that nobody opened since start."""
-        try:
-            session = self._entry(tenant_ref, session_ref, epoch)
-        except SessionDroppedError:
-            with self._table_lock:
-                current = self._sessions.get((tenant_ref, session_ref))
-            if current is None or current.epoch > epoch:
+    def drop_session(
+        self, tenant_ref: str, session_ref: str, *, epoch: int | None = None
+    ) -> DropReport:
+        """Removes a session from every tier, also one that nobody opened since start.
+
+        ``epoch`` and all lower ones are refused from then on; without it the live session's.
+        """
+        with self._table_lock:
+            current = self._sessions.get((tenant_ref, session_ref))
+        if epoch is None:
+            epoch = current.epoch if current is not None else 0
+        if current is None or current.epoch < epoch:
+            try:
+                current = self._entry(tenant_ref, session_ref, epoch)
+            except SessionDroppedError:
                 return DropReport()
-            session = current
-        return session.drop()
+        elif current.epoch > epoch:
+            return DropReport()
+        return current.drop()
 
     def drop_tenant(self, tenant_ref: str) -> DropReport:
         """Removes every session of a tenant, opened or not, and sums up the reports."""
         with self._table_lock:
-            live = {key: s.epoch for key, s in self._sessions.items() if key[0] == tenant_ref}
-        disk = self._state.disk
-        on_disk = disk.session_refs() if disk is not None else []
-        epochs = {key: 0 for key in on_disk if key[0] == tenant_ref} | live
-        total = DropReport()
-        for key, epoch in epochs.items():
-            report = self.drop(*key, epoch=epoch)
-            total = DropReport(
-                total.memory_blocks + report.memory_blocks,
-                total.memory_bytes + report.memory_bytes,
-                total.disk_blocks + report.disk_blocks,
-                total.disk_bytes + report.disk_bytes,
-                total.held + report.held,
-                total.failed + report.failed,
-            )
-        return total
+            keys = {key for key in self._sessions if key[0] == tenant_ref}
+        if self._state.disk is not None:
+            keys |= {key for key in self._state.disk.session_refs() if key[0] == tenant_ref}
+        reports = [astuple(self.drop_session(*key)) for key in sorted(keys)]
+        return DropReport(*map(sum, zip(*reports, strict=True)))
 
     def work(self) -> int:
         """Writes one batch of due blocks and delivers events; returns how many blocks it took."""
