@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 import msgspec
 
 from kvrun.cache.events import Tier
-from kvrun.cache.handles import Pins
 from kvrun.cache.session import CacheSession
 from kvrun.instance.blocks import SessionBlocks
 from kvrun.keys.session import SessionKeys
@@ -47,7 +46,7 @@ class Handle:
     blocks: SessionBlocks
     cache: CacheSession
     reuse: Reuse
-    pins: list[Pins] = field(default_factory=list)
+    pinned: list[bytes] = field(default_factory=list)
     finished_at: float | None = None
     revoked: bool = False
 
@@ -63,9 +62,8 @@ class Handle:
 
     def unpin(self) -> None:
         """Let the request's blocks be evicted again."""
-        pins, self.pins = self.pins, []
-        for pin in pins:
-            pin.release()
+        pinned, self.pinned = self.pinned, []
+        self.cache.unpin(pinned)
 
     def count_loaded(self, tier: Tier, tokens: int) -> None:
         """Add tokens that were opened for this request from a tier."""

@@ -255,9 +255,9 @@ class Instance:
                     names.append(handle.blocks.name(block_hash, group, rank))
             tiers = []
             for names in names_by_rank:
-                matched, pins = handle.cache.match_and_pin(names)
-                tiers.append(matched)
-                handle.pins.append(pins)
+                handle.cache.pin(names)
+                handle.pinned.extend(names)
+                tiers.append(handle.cache.match(names))
             found.append(_in_all_ranks(tiers))
         return tuple(found)
 

@@ -67,21 +67,26 @@ class Journal:
         """The engine reused its own pages for a request."""
         self._soon(self._of(handle, Event.REUSED, tier=_ENGINE_TIER, tokens=tokens))
 
-    def opening(self, handle: Handle, names: Sequence[bytes]) -> None:
-        """Blocks are about to be opened. Durable before any plaintext appears.
+    def opening(self, handle: Handle, names: Sequence[bytes], tiers: bytes) -> None:
+        """Blocks are about to be opened, each from its tier. Durable before any plaintext appears.
 
         Raises:
             AuditUnavailableError: the log cannot be written and the mode requires it.
         """
-        self._log.append_durable(
-            self._of(
-                handle,
-                Event.OPENED,
-                tier=_ENGINE_TIER,
-                blocks=len(names),
-                blocks_root=blocks_root(names),
-            )
-        )
+        events = []
+        for tier in (Tier.MEMORY, Tier.DISK):
+            of_tier = [name for name, at in zip(names, tiers, strict=True) if at == tier]
+            if of_tier:
+                events.append(
+                    self._of(
+                        handle,
+                        Event.OPENED,
+                        tier=_TIER_NAMES[tier],
+                        blocks=len(of_tier),
+                        blocks_root=blocks_root(of_tier),
+                    )
+                )
+        self._log.append_durable(*events)
 
     def sealed(self, handle: Handle, names: Sequence[bytes], size_bytes: int) -> None:
         """Blocks were sealed into the memory tier. Durable before they can be found.

@@ -72,7 +72,14 @@ class StagingRegion:
 
     def zero_all(self) -> None:
         """Give the whole region back to the system, which hands out zeros afterwards."""
-        self._map.madvise(mmap.MADV_REMOVE)
+        address, size = ctypes.c_void_p(self.address), ctypes.c_size_t(len(self.view))
+        _libc.munlock(address, size)  # locked pages cannot be given back
+        try:
+            self._map.madvise(mmap.MADV_REMOVE)
+        except OSError:
+            ctypes.memset(self.address, 0, len(self.view))
+        if self.locked:
+            _libc.mlock2(address, size, _MLOCK_ONFAULT)
 
     def close(self) -> None:
         """Unmap; the memory is gone when the other side unmaps too.

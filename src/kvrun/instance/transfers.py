@@ -151,7 +151,7 @@ class Transfers:
                 handle.blocks.name(block.block_hash, block.group, link.shape.rank)
                 for block in message.blocks
             ]
-            self._journal.opening(handle, names)
+            self._journal.opening(handle, names, handle.cache.match(names))
         except KvrunError as error:
             _log.warning("a load was refused: %s", error.message)
             link.send(Loaded(message.job, (), tuple(block.slot for block in message.blocks)))
