@@ -20,7 +20,7 @@ START = 1_800_000_000.0
 QUIET = AuditLimits(
     group_seconds=60, checkpoint_seconds=3600, heartbeat_seconds=3600, segment_bytes=6000
 )
-I, C, F, W = Aspect.INTEGRITY, Aspect.COMPLETENESS, Aspect.FRESHNESS, Aspect.WITNESSED
+INT, COM, FRE = Aspect.INTEGRITY, Aspect.COMPLETENESS, Aspect.FRESHNESS
 
 
 class Clock:
@@ -263,9 +263,7 @@ def never_write_for_an_hour(world: World) -> None:
 
 
 def _one_more(world: World) -> None:
-    log = AuditLog.open(
-        world.folder, log_id=LOG_ID, signer=signer(), now=world.clock, limits=QUIET
-    )
+    log = AuditLog.open(world.folder, log_id=LOG_ID, signer=signer(), now=world.clock, limits=QUIET)
     log.close()
 
 
@@ -290,27 +288,29 @@ def _attack(
 
 
 ATTACKS = [
-    _attack(edit_a_record, (I, Code.CHAIN_BROKEN), (I, Code.MANIFEST_MISMATCH)),
-    _attack(edit_a_record_keeping_no_manifest, (I, Code.CHAIN_BROKEN), (I, Code.ROOT_MISMATCH)),
-    _attack(edit_the_last_record, (I, Code.ROOT_MISMATCH)),
-    _attack(respell_a_record, (I, Code.MALFORMED)),
-    _attack(delete_a_record, (I, Code.MISSING_RECORDS), (C, Code.MISSING_RECORDS)),
-    _attack(reorder_records, (I, Code.OUT_OF_ORDER)),
-    _attack(duplicate_a_record, (I, Code.OUT_OF_ORDER)),
-    _attack(truncate_the_tail, (C, Code.TRUNCATED)),
-    _attack(truncate_within_a_closed_segment, (I, Code.TORN), (I, Code.MANIFEST_MISMATCH)),
-    _attack(delete_a_segment, (C, Code.MISSING_RECORDS)),
-    _attack(delete_the_records, (C, Code.LOG_MISSING)),
-    _attack(delete_everything, remembered=((C, Code.LOG_MISSING),)),
-    _attack(roll_the_disk_back, remembered=((C, Code.ROLLED_BACK),)),
-    _attack(rewrite_without_the_key, (I, Code.ROOT_MISMATCH)),
-    _attack(rewrite_with_the_key, remembered=((I, Code.FORKED),)),
-    _attack(fork_before_the_remembered_size, remembered=((I, Code.FORKED),)),
-    _attack(sign_with_another_key, (I, Code.NOT_SIGNED)),
-    _attack(forge_the_signature, (I, Code.NOT_SIGNED)),
-    _attack(forge_a_manifest, (I, Code.MANIFEST_MISMATCH)),
-    _attack(replay_another_logs_segment, (I, Code.FOREIGN_LOG)),
-    _attack(replay_a_whole_other_log, (I, Code.NOT_SIGNED), remembered=((I, Code.FOREIGN_LOG),)),
-    _attack(set_the_clock_back, (F, Code.CLOCK_BACKWARDS)),
-    _attack(never_write_for_an_hour, (F, Code.SILENCE), remembered=((I, Code.FORKED),)),
+    _attack(edit_a_record, (INT, Code.CHAIN_BROKEN), (INT, Code.MANIFEST_MISMATCH)),
+    _attack(edit_a_record_keeping_no_manifest, (INT, Code.CHAIN_BROKEN), (INT, Code.ROOT_MISMATCH)),
+    _attack(edit_the_last_record, (INT, Code.ROOT_MISMATCH)),
+    _attack(respell_a_record, (INT, Code.MALFORMED)),
+    _attack(delete_a_record, (INT, Code.MISSING_RECORDS), (COM, Code.MISSING_RECORDS)),
+    _attack(reorder_records, (INT, Code.OUT_OF_ORDER)),
+    _attack(duplicate_a_record, (INT, Code.OUT_OF_ORDER)),
+    _attack(truncate_the_tail, (COM, Code.TRUNCATED)),
+    _attack(truncate_within_a_closed_segment, (INT, Code.TORN), (INT, Code.MANIFEST_MISMATCH)),
+    _attack(delete_a_segment, (COM, Code.MISSING_RECORDS)),
+    _attack(delete_the_records, (COM, Code.LOG_MISSING)),
+    _attack(delete_everything, remembered=((COM, Code.LOG_MISSING),)),
+    _attack(roll_the_disk_back, remembered=((COM, Code.ROLLED_BACK),)),
+    _attack(rewrite_without_the_key, (INT, Code.ROOT_MISMATCH)),
+    _attack(rewrite_with_the_key, remembered=((INT, Code.FORKED),)),
+    _attack(fork_before_the_remembered_size, remembered=((INT, Code.FORKED),)),
+    _attack(sign_with_another_key, (INT, Code.NOT_SIGNED)),
+    _attack(forge_the_signature, (INT, Code.NOT_SIGNED)),
+    _attack(forge_a_manifest, (INT, Code.MANIFEST_MISMATCH)),
+    _attack(replay_another_logs_segment, (INT, Code.FOREIGN_LOG)),
+    _attack(
+        replay_a_whole_other_log, (INT, Code.NOT_SIGNED), remembered=((INT, Code.FOREIGN_LOG),)
+    ),
+    _attack(set_the_clock_back, (FRE, Code.CLOCK_BACKWARDS)),
+    _attack(never_write_for_an_hour, (FRE, Code.SILENCE), remembered=((INT, Code.FORKED),)),
 ]

@@ -13,7 +13,9 @@ from kvrun.audit.verdict import Aspect, Code, Verdict, VerificationReport
 from kvrun.audit.verify import Trust
 
 WITNESS = Ed25519PrivateKey.from_private_bytes(b"w" * 32)
-WITNESS_KEY = VerifierKey("witness.test/w1", COSIGNATURE_V1, WITNESS.public_key().public_bytes_raw())
+WITNESS_KEY = VerifierKey(
+    "witness.test/w1", COSIGNATURE_V1, WITNESS.public_key().public_bytes_raw()
+)
 
 
 def failures(report: VerificationReport) -> set[tuple[Aspect, Code]]:

@@ -265,6 +265,9 @@ def _is_valid(event: AuditEvent, line: bytes) -> bool:
 def _explain(event: AuditEvent, line: bytes) -> None:
     """Raise the error that says what is wrong with an event, if something is."""
     try:
+        # Bytes would be written as base64, so their record would decode.
+        if not all(isinstance(value, str) for value in _STRINGS(event)):
+            raise AuditRecordError("a field that holds text is not a str")
         decode_record(line)
     except AuditRecordError as error:
         raise AuditRecordError(

@@ -131,7 +131,7 @@ class AuditLog:
         self._lost, self._gap_pending, self._must_roll = 0, False, False
         self._closing = self._closed = self._asleep = False
         self._last_time, self._second, self._second_text, self._last_ts = 0.0, -1, "", ""
-        self._durable = (ChainPoint(self._next_seq, self._prev), recovered.frontier.copy())
+        self._durable = (recovered.point, recovered.frontier.copy())
         self._segment_start, self._first_ts = recovered.before, recovered.first_ts
         if recovered.segment is None:
             path = folder / segment_name(self._next_seq)
