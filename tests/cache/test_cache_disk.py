@@ -200,6 +200,18 @@ def test_the_bound_holds_and_the_longest_unused_goes_first(tmp_path):
     assert box.kinds()[CacheEventKind.EVICTED] >= 4
 
 
+def test_the_tail_of_a_matched_prefix_leaves_the_disk_before_its_head(tmp_path):
+    box = Box(tmp_path / "cache", max_bytes=20 * CELL)
+    session = box.store.session("t", "s", epoch=1)
+    for number in range(20):
+        box.put(session, number)
+        box.store.flush()
+    session.match([name(n) for n in range(20)])
+    box.put(session, 20)
+    box.store.flush()
+    assert sorted(int(path.stem, 16) for path in box.files()) == [*range(19), 20]
+
+
 def test_sessions_nobody_opened_are_trimmed_before_those_in_use(tmp_path):
     box = Box(tmp_path / "cache", max_bytes=10 * CELL)
     old = box.store.session("old", "s", epoch=1)

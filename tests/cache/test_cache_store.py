@@ -188,6 +188,23 @@ def test_a_drop_while_its_block_is_being_written_leaves_no_file(box: Box):
     assert box.store.stats().free_cells == box.cells
 
 
+def test_a_drop_just_before_the_write_leaves_no_file(box: Box):
+    session = box.store.session("t", "s", epoch=1)
+    box.put(session, 1)
+    survey = box.disk.survey
+
+    def drop_first():
+        survey()
+        session.drop()
+
+    box.disk.survey = drop_first
+    box.store.flush()
+    assert box.files() == []
+    assert box.disk.used_bytes == 0
+    assert box.store.stats().disk_available
+    assert box.store.stats().free_cells == box.cells
+
+
 def test_a_dropped_epoch_cannot_be_opened_again_but_a_higher_one_starts_empty(box: Box):
     session = box.store.session("t", "s", epoch=3)
     box.put(session, 1)
@@ -219,7 +236,7 @@ def test_sessions_nobody_opened_are_dropped_too(box: Box):
         box.put(box.store.session("t", session_ref, epoch=1), 1)
     box.put(box.store.session("other", "s1", epoch=1), 1)
     box.restart()
-    report = box.store.drop_session("t", "s1")
+    report = box.store.drop("t", "s1")
     assert (report.blocks, report.bytes) == (1, CELL)
     assert box.store.drop_tenant("t").disk_blocks == 1
     assert [path.parts[-3] for path in box.files()] == ["other"]

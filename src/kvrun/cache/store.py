@@ -105,9 +105,7 @@ class CacheStore:
         session.open()
         return session
 
-    def drop_session(
-        self, tenant_ref: str, session_ref: str, *, epoch: int | None = None
-    ) -> DropReport:
+    def drop(self, tenant_ref: str, session_ref: str, *, epoch: int | None = None) -> DropReport:
         """Removes a session from every tier, also one that nobody opened since start.
 
         ``epoch`` and all lower ones are refused from then on; without it the live session's.
@@ -131,7 +129,7 @@ class CacheStore:
             keys = {key for key in self._sessions if key[0] == tenant_ref}
         if self._state.disk is not None:
             keys |= {key for key in self._state.disk.session_refs() if key[0] == tenant_ref}
-        reports = [astuple(self.drop_session(*key)) for key in sorted(keys)]
+        reports = [astuple(self.drop(*key)) for key in sorted(keys)]
         return DropReport(*map(sum, zip(*reports, strict=True)))
 
     def work(self) -> int:
