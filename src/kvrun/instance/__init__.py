@@ -1,1 +1,1 @@
-"""The instance daemon: the one process on a box that holds keys, sealed blocks and the audit log."""
+"""The instance daemon: the one process of a box that holds keys, sealed blocks and the log."""

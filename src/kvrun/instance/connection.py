@@ -182,7 +182,9 @@ class Reconnector:
             found, self._found = self._found, None
             return found
         if self._thread is None or not self._thread.is_alive():
-            self._thread = threading.Thread(target=self._search, name="kvrun-reconnect", daemon=True)
+            self._thread = threading.Thread(
+                target=self._search, name="kvrun-reconnect", daemon=True
+            )
             self._thread.start()
         return None
 

@@ -20,6 +20,7 @@ from kvrun.audit.checkpoint import Ed25519Signer
 from kvrun.audit.writer import AuditLimits, AuditLog, AuditMode
 from kvrun.cache.disk import DiskTier
 from kvrun.cache.memory import MemoryTier
+from kvrun.cache.state import BlockOwner
 from kvrun.cache.store import CacheStore
 from kvrun.claims.claim import key_id_of
 from kvrun.claims.verify import ClaimVerifier
@@ -153,7 +154,7 @@ def _open_instance(
         )
         stack.callback(log.close)
         journal = Journal(log, workspace, deployment)
-        memory = MemoryTier(max(config.instance.memory_bytes, 1 << 20))
+        memory = MemoryTier[BlockOwner](max(config.instance.memory_bytes, 1 << 20))
         disk = None
         if not config.deployment.stateless and config.instance.disk_bytes:
             disk = DiskTier(

@@ -81,7 +81,7 @@ class Peer:
 
     def same_user(self) -> bool:
         """Whether the process on the other side runs as this daemon's user."""
-        return self.uid == os.geteuid()
+        return bool(self.uid == os.geteuid())
 
     def _readable(self) -> None:
         try:

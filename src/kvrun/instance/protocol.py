@@ -210,7 +210,7 @@ class SessionOpened(Message, frozen=True, tag="session_opened"):
 
 
 class SessionInvalidated(Message, frozen=True, tag="session_invalidated"):
-    """Push to gateways: forget the salt of this session; empty means every session of the tenant."""
+    """Push to gateways: forget this session's salt; empty means every session of the tenant."""
 
     tenant: str
     session: str

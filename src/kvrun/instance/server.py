@@ -95,7 +95,7 @@ class InstanceServer:
             with contextlib.suppress(asyncio.CancelledError):
                 await accepting
             self._listener.close()
-            path.unlink(missing_ok=True)
+            _remove(path)
             for peer in list(self._roles):
                 peer.close("the daemon stops")
             self._pool.shutdown()
@@ -259,10 +259,14 @@ class InstanceServer:
             self._instance.journal.deployment_event(Event.DEPLOYMENT_STOPPED)
 
 
+def _remove(path: Path) -> None:
+    path.unlink(missing_ok=True)
+
+
 def _listen(path: Path) -> socket.socket:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     path.parent.chmod(0o700)
-    path.unlink(missing_ok=True)
+    _remove(path)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     listener.setblocking(False)
     listener.bind(str(path))

