@@ -4,25 +4,22 @@ After :meth:`CacheSession.drop` the object is dead: look-ups miss, stores are re
 reservation that commits late leaves nothing behind.
 """
 
-import logging
 import threading
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from kvrun.cache.disk import DiskSession, DiskTier
-from kvrun.cache.errors import DiskWriteError
 from kvrun.cache.events import CacheEventKind, Tier
 from kvrun.cache.handles import DropReport, Reservation, SealedView
+from kvrun.cache.sessionindex import SessionIndex
 from kvrun.cache.state import CacheState, cell_of, place_of, slot_of
-from kvrun.cache.writebehind import WaitingBlock
 
 NAME_BYTES = 16
 _MAX_UNCARVED_READ = 64 * 2**20
-_log = logging.getLogger(__name__)
 
 
-class CacheSession:
+class CacheSession(SessionIndex):
     """The blocks of one session; made by ``CacheStore.session``. Thread-safe."""
 
     def __init__(
@@ -36,25 +33,17 @@ class CacheSession:
         on_drop: Callable[["CacheSession"], None],
         on_dropped: Callable[["CacheSession"], None],
     ) -> None:
-        self.tenant_ref = tenant_ref
-        self.session_ref = session_ref
+        super().__init__(state, tenant_ref, session_ref)
         self.epoch = epoch
-        self.dropped = False
-        self._state = state
         self._previous = previous
         self._on_drop = on_drop
         self._on_dropped = on_dropped
         self._life_lock = threading.Lock()
         self._opened = False
         self._report: DropReport | None = None
-        self._disk: DiskSession | None = None
-        self._index: dict[bytes, int] = {}
         self._reserved: set[bytes] = set()
         # A name's pinned cells, one entry a pin, -1 where there was nothing to pin.
         self._pins: dict[bytes, list[int]] = {}
-
-    def __len__(self) -> int:
-        return len(self._index)
 
     def match(self, names: Sequence[bytes]) -> bytes:
         """One :class:`Tier` code a name, in order. Found blocks become the most recently used."""
@@ -211,27 +200,6 @@ class CacheSession:
                         self._index[name] = place_of(-1, slot)
             self._opened = True
 
-    def persist(self, blocks: Sequence[WaitingBlock]) -> None:
-        """Writes waiting blocks of this session to disk if policy and audit allow it."""
-        try:
-            allowed = self._state.may_persist(self.tenant_ref, self.session_ref)
-        except Exception:
-            allowed = False
-        written = size = 0
-        for block in blocks:
-            try:
-                if not allowed:
-                    self._not_persisted(block.size, CacheEventKind.PERSIST_DENIED, "not allowed")
-                elif self._persist_one(block):
-                    written += 1
-                    size += block.size
-            finally:
-                self._state.unpin([block.cell])
-        if written:
-            with self._state.lock:
-                self._state.counters.persisted += written
-            self._event(CacheEventKind.PERSISTED, Tier.DISK, written, size)
-
     def index_for_measuring(self, name: bytes, size: int) -> None:
         """Lists a block in both tiers without content, to measure what the index takes."""
         state = self._state
@@ -243,15 +211,6 @@ class CacheSession:
             assert cell is not None
             state.memory.enlist(cell, self, name, size)
             self._index[name] = place_of(cell, slot)
-
-    def forget_cell_locked(self, name: bytes) -> None:
-        """The memory tier evicted the block; the index lock is held."""
-        self._update_locked(name, cell=-1)
-
-    def forget_all_cells_locked(self) -> None:
-        """The memory tier was emptied; the index lock is held."""
-        kept = {n: place_of(-1, slot_of(p)) for n, p in self._index.items() if slot_of(p) >= 0}
-        self._index = kept
 
     def _end_reservation(self, name: bytes, cell: int, size: int, *, keep: bool) -> bool:
         state = self._state
@@ -340,71 +299,6 @@ class CacheSession:
             self._index[name] = place_of(cell, slot)
             return True
 
-    def _persist_one(self, block: WaitingBlock) -> bool:
-        state = self._state
-        disk, session = state.disk, self._disk
-        if disk is None or session is None or not self._is_waiting(block):
-            return False
-        view = state.memory.view(block.cell, block.size).toreadonly()
-        try:
-            slot = disk.write(session, block.name, view)
-        except Exception as error:
-            # Whatever the disk did, the block stays in memory and the others go on.
-            if not isinstance(error, DiskWriteError):
-                _log.exception("a sealed block was not written")
-            if not self.dropped:
-                self._not_persisted(block.size, CacheEventKind.PERSIST_SKIPPED, "write failed")
-            return False
-        finally:
-            view.release()
-        with state.lock:
-            if self._index.get(block.name, 0) == place_of(block.cell, -1):
-                self._index[block.name] = place_of(block.cell, slot)
-                return True
-        # Quarantined or dropped while the file was written.
-        disk.remove(session, block.name, slot)
-        return False
-
-    def _is_waiting(self, block: WaitingBlock) -> bool:
-        with self._state.lock:
-            return self._index.get(block.name, 0) == place_of(block.cell, -1)
-
-    def _deleted_from_disk(self, blocks: Sequence[tuple[bytes, int, int]]) -> None:
-        with self._state.lock:
-            for name, slot, _ in blocks:
-                self._forget_slot_locked(name, slot)
-        self._event(
-            CacheEventKind.EVICTED, Tier.DISK, len(blocks), sum(size for _, _, size in blocks)
-        )
-
-    def _lost(self, name: bytes, slot: int, reason: str) -> None:
-        state = self._state
-        with state.lock:
-            found = self._forget_slot_locked(name, slot)
-        if found and state.disk is not None and self._disk is not None:
-            state.disk.remove(self._disk, name, slot)
-            with state.lock:
-                state.counters.lost += 1
-            self._event(CacheEventKind.LOST, Tier.DISK, 1, 0, reason)
-
-    def _forget_slot_locked(self, name: bytes, slot: int) -> bool:
-        if slot_of(self._index.get(name, 0)) != slot:
-            return False
-        self._update_locked(name, slot=-1)
-        return True
-
-    def _update_locked(
-        self, name: bytes, *, cell: int | None = None, slot: int | None = None
-    ) -> None:
-        place = self._index[name]
-        place = place_of(
-            cell_of(place) if cell is None else cell, slot_of(place) if slot is None else slot
-        )
-        if place:
-            self._index[name] = place
-        else:
-            del self._index[name]
-
     def _drop(self) -> DropReport:
         state = self._state
         memory = state.memory
@@ -458,23 +352,3 @@ class CacheSession:
         if files:
             self._event(CacheEventKind.DROPPED, Tier.DISK, files.blocks, files.bytes)
         return report
-
-    def _not_persisted(self, size: int, kind: CacheEventKind, reason: str) -> None:
-        if kind is CacheEventKind.PERSIST_DENIED:
-            self._state.counters.persist_denied += 1
-        else:
-            self._state.counters.persist_skipped += 1
-        self._event(kind, Tier.DISK, 1, size, reason)
-
-    def _event(
-        self, kind: CacheEventKind, tier: Tier, blocks: int, size: int, reason: str = ""
-    ) -> None:
-        self._state.events.add(
-            kind,
-            tier,
-            self.tenant_ref,
-            self.session_ref,
-            blocks=blocks,
-            size=size,
-            reason=reason,
-        )

@@ -1,0 +1,142 @@
+"""A session's index over both tiers, and how its blocks come to be on disk."""
+
+import logging
+from collections.abc import Sequence
+
+from kvrun.cache.disk import DiskSession
+from kvrun.cache.errors import DiskWriteError
+from kvrun.cache.events import CacheEventKind, Tier
+from kvrun.cache.state import CacheState, cell_of, place_of, slot_of
+from kvrun.cache.writebehind import WaitingBlock
+
+_log = logging.getLogger(__name__)
+
+
+class SessionIndex:
+    """Name to place for one session; the base of ``CacheSession``. Guarded by the index lock."""
+
+    def __init__(self, state: CacheState, tenant_ref: str, session_ref: str) -> None:
+        self.tenant_ref = tenant_ref
+        self.session_ref = session_ref
+        self.dropped = False
+        self._state = state
+        self._disk: DiskSession | None = None
+        self._index: dict[bytes, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def persist(self, blocks: Sequence[WaitingBlock]) -> None:
+        """Writes waiting blocks of this session to disk if policy and audit allow it."""
+        try:
+            allowed = self._state.may_persist(self.tenant_ref, self.session_ref)
+        except Exception:
+            allowed = False
+        written = size = 0
+        for block in blocks:
+            try:
+                if not allowed:
+                    self._not_persisted(block.size, CacheEventKind.PERSIST_DENIED, "not allowed")
+                elif self._persist_one(block):
+                    written += 1
+                    size += block.size
+            finally:
+                self._state.unpin([block.cell])
+        if written:
+            with self._state.lock:
+                self._state.counters.persisted += written
+            self._event(CacheEventKind.PERSISTED, Tier.DISK, written, size)
+
+    def forget_cell_locked(self, name: bytes) -> None:
+        """The memory tier evicted the block; the index lock is held."""
+        self._update_locked(name, cell=-1)
+
+    def forget_all_cells_locked(self) -> None:
+        """The memory tier was emptied; the index lock is held."""
+        kept = {n: place_of(-1, slot_of(p)) for n, p in self._index.items() if slot_of(p) >= 0}
+        self._index = kept
+
+    def _persist_one(self, block: WaitingBlock) -> bool:
+        state = self._state
+        disk, session = state.disk, self._disk
+        if disk is None or session is None or not self._is_waiting(block):
+            return False
+        view = state.memory.view(block.cell, block.size).toreadonly()
+        try:
+            slot = disk.write(session, block.name, view)
+        except Exception as error:
+            # Whatever the disk did, the block stays in memory and the others go on.
+            if not isinstance(error, DiskWriteError):
+                _log.exception("a sealed block was not written")
+            if not self.dropped:
+                self._not_persisted(block.size, CacheEventKind.PERSIST_SKIPPED, "write failed")
+            return False
+        finally:
+            view.release()
+        with state.lock:
+            if self._index.get(block.name, 0) == place_of(block.cell, -1):
+                self._index[block.name] = place_of(block.cell, slot)
+                return True
+        # Quarantined or dropped while the file was written.
+        disk.remove(session, block.name, slot)
+        return False
+
+    def _is_waiting(self, block: WaitingBlock) -> bool:
+        with self._state.lock:
+            return self._index.get(block.name, 0) == place_of(block.cell, -1)
+
+    def _deleted_from_disk(self, blocks: Sequence[tuple[bytes, int, int]]) -> None:
+        with self._state.lock:
+            for name, slot, _ in blocks:
+                self._forget_slot_locked(name, slot)
+        self._event(
+            CacheEventKind.EVICTED, Tier.DISK, len(blocks), sum(size for _, _, size in blocks)
+        )
+
+    def _lost(self, name: bytes, slot: int, reason: str) -> None:
+        state = self._state
+        with state.lock:
+            found = self._forget_slot_locked(name, slot)
+        if found and state.disk is not None and self._disk is not None:
+            state.disk.remove(self._disk, name, slot)
+            with state.lock:
+                state.counters.lost += 1
+            self._event(CacheEventKind.LOST, Tier.DISK, 1, 0, reason)
+
+    def _forget_slot_locked(self, name: bytes, slot: int) -> bool:
+        if slot_of(self._index.get(name, 0)) != slot:
+            return False
+        self._update_locked(name, slot=-1)
+        return True
+
+    def _update_locked(
+        self, name: bytes, *, cell: int | None = None, slot: int | None = None
+    ) -> None:
+        place = self._index[name]
+        place = place_of(
+            cell_of(place) if cell is None else cell, slot_of(place) if slot is None else slot
+        )
+        if place:
+            self._index[name] = place
+        else:
+            del self._index[name]
+
+    def _not_persisted(self, size: int, kind: CacheEventKind, reason: str) -> None:
+        if kind is CacheEventKind.PERSIST_DENIED:
+            self._state.counters.persist_denied += 1
+        else:
+            self._state.counters.persist_skipped += 1
+        self._event(kind, Tier.DISK, 1, size, reason)
+
+    def _event(
+        self, kind: CacheEventKind, tier: Tier, blocks: int, size: int, reason: str = ""
+    ) -> None:
+        self._state.events.add(
+            kind,
+            tier,
+            self.tenant_ref,
+            self.session_ref,
+            blocks=blocks,
+            size=size,
+            reason=reason,
+        )
