@@ -199,6 +199,7 @@ def test_a_drop_just_before_the_write_leaves_no_file(box: Box):
 
     box.disk.survey = drop_first
     box.store.flush()
+    assert not (box.root / "kv" / "t").exists()
     assert box.files() == []
     assert box.disk.used_bytes == 0
     assert box.store.stats().disk_available
