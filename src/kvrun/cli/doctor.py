@@ -1,0 +1,89 @@
+"""``kvrun doctor``: what this machine can and cannot do for a deployment."""
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import typer
+
+from kvrun.cli.options import (
+    DEFAULT_CONFIG,
+    AsJson,
+    ConfigFile,
+    console,
+    print_json,
+    read_config,
+    table,
+)
+from kvrun.cli.probes import (
+    Check,
+    Level,
+    check_cryptography,
+    check_engine,
+    check_filesystem,
+    check_memlock,
+    check_memory,
+    check_port,
+    check_python,
+    check_secret_memory,
+    check_speed,
+)
+from kvrun.config import KvrunConfig, parse_config
+from kvrun.errors import KvrunError
+
+_STYLES = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "bold red"}
+
+
+def doctor(config_file: ConfigFile = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
+    """Check this machine: each line is ok, warn or fail, with what to do next.
+
+    Ends with status 1 when a line is fail. Without a kvrun.toml the defaults are checked.
+
+    Example: kvrun doctor --json
+    """
+    checks = run_checks(config_file)
+    if as_json:
+        print_json({"checks": checks, "failed": sum(c.level is Level.FAIL for c in checks)})
+    else:
+        _print(checks)
+    raise typer.Exit(1 if any(check.level is Level.FAIL for check in checks) else 0)
+
+
+def run_checks(config_file: Path) -> list[Check]:
+    """Every check; a configuration that cannot be read is one failed line."""
+    config: KvrunConfig | None = None
+    checks: list[Check] = []
+    if config_file.exists() or os.environ.get("KVRUN_CONFIG"):
+        try:
+            config = read_config(config_file)
+            checks.append(Check("configuration", Level.OK, str(config_file)))
+        except KvrunError as error:
+            checks.append(
+                Check("configuration", Level.FAIL, error.message, error.hint or "correct it")
+            )
+    else:
+        note = f"{config_file} does not exist; the defaults are checked"
+        checks.append(Check("configuration", Level.WARN, note, "kvrun init writes one"))
+    config = config or parse_config("", {}, source=Path.cwd() / DEFAULT_CONFIG)
+    memory = config.instance.memory_bytes
+    probes: tuple[Callable[[], Check], ...] = (
+        check_python,
+        check_cryptography,
+        lambda: check_speed(time.perf_counter),
+        lambda: check_memlock(memory, strict=config.deployment.strict),
+        check_secret_memory,
+        lambda: check_memory(memory),
+        lambda: check_filesystem(config.instance.data_dir),
+        check_engine,
+        lambda: check_port(config.gateway.host, config.gateway.port),
+    )
+    return checks + [probe() for probe in probes]
+
+
+def _print(checks: list[Check]) -> None:
+    rows = table("check", "result", "found", "next step")
+    for check in checks:
+        style = _STYLES[check.level]
+        rows.add_row(check.name, f"[{style}]{check.level.value}[/]", check.found, check.next_step)
+    console().print(rows)

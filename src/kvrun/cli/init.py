@@ -1,0 +1,99 @@
+"""``kvrun init``: a new deployment's configuration, folders and first credentials."""
+
+import base64
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvrun.cli.options import console
+from kvrun.cli.template import render
+from kvrun.config import DEFAULT_FILE, DataLayout, KvrunConfig, load_config
+from kvrun.errors import KvrunError
+from kvrun.gateway.apikeys import ApiKeyRecord, hash_api_key, make_api_key, save_api_keys
+
+FIRST_KEY_ID = "first"
+
+
+class InitError(KvrunError):
+    """The folder holds a deployment already, or cannot be written."""
+
+    exit_code = 2
+
+
+def init(
+    folder: Annotated[Path, typer.Argument(help="Folder for kvrun.toml.")] = Path(),
+    model: Annotated[str, typer.Option(help='Folder, Hugging Face id, "demo" or "tiny".')] = "demo",
+    name: Annotated[str, typer.Option(help="Name of the deployment.")] = "default",
+    workspace: Annotated[str, typer.Option(help="Workspace that owns it.")] = "default",
+    port: Annotated[int, typer.Option(help="Port of the gateway.")] = 8000,
+) -> None:
+    """Write kvrun.toml, make the data folder, and print the first API key once.
+
+    An existing kvrun.toml or key file is never overwritten.
+
+    Example: kvrun init chat --model Qwen/Qwen3-0.6B
+    """
+    config, key = create(folder, model=model, name=name, workspace=workspace, port=port)
+    out = console()
+    out.print(f"wrote {folder / DEFAULT_FILE} and {config.instance.data_dir}", markup=False)
+    out.print(f"\nFirst API key, shown this once:\n\n  {key}\n", markup=False)
+    out.print(
+        f"One-time owner link token: in {config.layout.owner_link} (only you can read it)\n"
+        f"Next: cd {folder} && kvrun doctor && kvrun up",
+        markup=False,
+    )
+
+
+def create(
+    folder: Path, *, model: str, name: str, workspace: str, port: int
+) -> tuple[KvrunConfig, str]:
+    """Make the deployment; its configuration and the first API key's text.
+
+    Raises InitError when one is there already or the folder cannot be written, ConfigError for
+    values that are not allowed (nothing is left behind then).
+    """
+    path = folder / DEFAULT_FILE
+    if path.exists():
+        raise InitError(f"{path} exists already", hint="choose another folder, or edit that file")
+    chosen = {
+        "deployment.workspace": workspace,
+        "deployment.name": name,
+        "deployment.model": model,
+        "gateway.port": port,
+    }
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except OSError as error:
+        raise InitError(f"{path} cannot be written: {error.strerror}") from None
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(render(chosen))
+    try:
+        config = load_config(path, {})
+        return config, _credentials(config.layout)
+    except KvrunError:
+        path.unlink()
+        raise
+
+
+def _credentials(layout: DataLayout) -> str:
+    if layout.api_keys.exists():
+        raise InitError(
+            f"{layout.api_keys} exists already: another deployment uses this data folder",
+            hint="choose another folder, or move the old data away",
+        )
+    try:
+        for part in (layout.data_dir, layout.run, layout.logs):
+            part.mkdir(mode=0o700, parents=True, exist_ok=True)
+            part.chmod(0o700)
+        key = make_api_key(os.urandom(32))
+        save_api_keys(layout.api_keys, [ApiKeyRecord(id=FIRST_KEY_ID, sha256=hash_api_key(key))])
+        token = base64.urlsafe_b64encode(os.urandom(32)).rstrip(b"=").decode()
+        descriptor = os.open(layout.owner_link, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w", encoding="ascii") as file:
+            file.write(token + "\n")
+    except OSError as error:
+        raise InitError(f"{layout.data_dir} cannot be written: {error.strerror}") from None
+    return key

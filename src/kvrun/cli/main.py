@@ -1,0 +1,93 @@
+"""``kvrun``: the command line's root, and how errors become text and an exit status."""
+
+import importlib
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from kvrun.cli import doctor, erase, init, requests, run_one, status, up
+from kvrun.errors import KvrunError
+
+OPTIONAL_GROUPS = ("bench", "audit", "verify")
+"""Command groups whose modules (``kvrun.cli.NAME``, attribute ``app``) may need more packages."""
+
+
+class _Root(TyperGroup):
+    """Turns the errors that people can act on into text on standard error."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KvrunError as error:
+            sys.stderr.write(f"kvrun: {error.diagnostics()}\n")
+            raise SystemExit(error.exit_code) from None
+
+
+app = typer.Typer(
+    name="kvrun",
+    cls=_Root,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+
+
+def main() -> None:
+    """The console script's entry point."""
+    app()
+
+
+def kvrun_version() -> str:
+    """The installed version of kvrun."""
+    try:
+        return version("kvrun")
+    except PackageNotFoundError:
+        return "0 (not installed)"
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        sys.stdout.write(f"kvrun {kvrun_version()}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    _: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print it."),
+    ] = False,
+) -> None:
+    """Serve language models with a sealed, per-tenant, erasable and audited KV cache.
+
+    Example: kvrun init chat && cd chat && kvrun up
+    """
+
+
+app.command("init")(init.init)
+app.command("up")(up.up)
+app.command("instance")(run_one.instance)
+app.command("gateway")(run_one.gateway)
+app.command("status")(status.status)
+app.command("doctor")(doctor.doctor)
+app.add_typer(erase.app, name="erase")
+app.add_typer(requests.app, name="requests")
+
+
+def _mount_optional() -> None:
+    for name in OPTIONAL_GROUPS:
+        module = f"kvrun.cli.{name}"
+        try:
+            group = importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            if error.name is None or error.name == module or not error.name.startswith("kvrun"):
+                continue
+            raise
+        app.add_typer(group.app, name=name)
+
+
+_mount_optional()

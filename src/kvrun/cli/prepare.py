@@ -1,0 +1,94 @@
+"""What must be settled before processes start: the engine, the model, windows, addresses."""
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from kvrun.cli.readiness import require_free
+from kvrun.config import ConfigError, KvrunConfig
+from kvrun.engines.vllm.installed import InstalledEngine, require_engine
+from kvrun.engines.vllm.launch import check_arguments, check_variables
+from kvrun.models.catalogue import context_window, kv_bytes_per_token, model_maximum
+from kvrun.models.resolve import local_folder, resolve_model
+
+MIN_KV_BYTES = 256 * 2**20
+UNKNOWN_MODEL_KV_BYTES = 4 * 2**30
+REQUESTS_IN_KV = 2
+
+
+def check(config: KvrunConfig, environment: Mapping[str, str]) -> InstalledEngine:
+    """Refuse what cannot work, before anything starts and before a model is fetched.
+
+    Raises KvrunError: governed engine options, no engine, an address in use.
+    """
+    check_arguments(config.engine.extra_args)
+    check_variables(config.engine.env, "engine.env")
+    check_variables(environment, "the environment")
+    engine = require_engine()
+    if config.gateway.port == 0:
+        raise ConfigError(
+            "gateway.port = 0 is a port that nobody knows", hint="allowed here: 1 to 65535"
+        )
+    require_free(config.gateway.host, config.gateway.port, "gateway.port")
+    if config.engine.transport == "tcp":
+        require_free("127.0.0.1", config.engine.port, "engine.port")
+    return engine
+
+
+def resolve(
+    config: KvrunConfig, engine: InstalledEngine, progress: Callable[[str], None]
+) -> KvrunConfig:
+    """The configuration with the model on this machine and every open number decided.
+
+    Raises ModelError when the model is not there or too small for the context window.
+    """
+    asked = config.deployment
+    model = resolve_model(asked.model, progress)
+    folder = local_folder(model)
+    maximum = model_maximum(folder) if folder is not None else None
+    window = context_window(asked.model, asked.context_window, maximum)
+    deployment = asked.model_copy(
+        update={
+            "model": model,
+            "served_model_name": asked.served_model_name or _public_name(asked.model),
+            "context_window": window,
+        }
+    )
+    section = config.engine
+    if section.kv_cache_bytes is None and engine.cpu:
+        needed = _kv_bytes(folder, config, window)
+        section = section.model_copy(update={"kv_cache_bytes": needed})
+    return config.model_copy(update={"deployment": deployment, "engine": section})
+
+
+def usable_cpus(engine: InstalledEngine) -> list[int] | None:
+    """The cores for a CPU engine's threads; None on a GPU."""
+    return sorted(os.sched_getaffinity(0)) if engine.cpu else None
+
+
+def _public_name(model: str) -> str:
+    # A folder's name, not its path: clients need not know where the model lies.
+    return Path(model).name if Path(model).expanduser().is_dir() else model
+
+
+def _kv_bytes(folder: Path | None, config: KvrunConfig, window: int) -> int:
+    if folder is None:
+        return UNKNOWN_MODEL_KV_BYTES
+    each = kv_bytes_per_token(folder, _element_bytes(folder, config))
+    if each is None:
+        return UNKNOWN_MODEL_KV_BYTES
+    return max(MIN_KV_BYTES, REQUESTS_IN_KV * window * each)
+
+
+def _element_bytes(folder: Path, config: KvrunConfig) -> int:
+    if config.engine.kv_cache_dtype.startswith("fp8"):
+        return 1
+    dtype: object = config.deployment.dtype
+    if dtype == "auto":
+        try:
+            content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+            dtype = content.get("dtype") or content.get("torch_dtype")
+        except (OSError, ValueError):
+            dtype = None
+    return 4 if dtype == "float32" else 2

@@ -1,0 +1,102 @@
+"""The three children of ``kvrun up``: command line, environment, and how to tell they are ready."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from kvrun.cli.launch_secrets import Launch
+from kvrun.cli.readiness import http_answers, unix_accepts
+from kvrun.cli.supervisor import TOKEN_FD_VARIABLE, ChildSpec
+from kvrun.config import KvrunConfig
+from kvrun.engines.vllm.launch import engine_command
+
+INSTANCE, ENGINE, GATEWAY = "instance", "engine", "gateway"
+
+
+def instance_command(config_file: Path) -> list[str]:
+    """The daemon's arguments."""
+    return [sys.executable, "-m", "kvrun", "instance", "--config", str(config_file)]
+
+
+def gateway_command(config_file: Path) -> list[str]:
+    """The gateway's arguments."""
+    return [sys.executable, "-m", "kvrun", "gateway", "--config", str(config_file)]
+
+
+def instance_spec(
+    config: KvrunConfig, config_file: Path, launch: Launch, environment: Mapping[str, str]
+) -> ChildSpec:
+    """The daemon: ready when its socket accepts."""
+    socket = config.instance_socket
+    return ChildSpec(
+        name=INSTANCE,
+        command=tuple(instance_command(config_file)),
+        environment=_own_environment(config, environment),
+        ready=lambda: unix_accepts(socket),
+        secret=launch.for_instance(),
+    )
+
+
+def engine_spec(
+    config: KvrunConfig,
+    environment: Mapping[str, str],
+    *,
+    cpus: Sequence[int] | None = None,
+    connector: bool = True,
+) -> ChildSpec:
+    """The engine: ready when its health check answers. ``config`` is the resolved one."""
+    command, added = engine_command(config, cpus=cpus, connector=connector)
+    url = engine_url(config)
+    return ChildSpec(
+        name=ENGINE,
+        command=tuple(command),
+        environment={**_without_kvrun(environment), **added},
+        ready=lambda: http_answers(url, "/health"),
+        ready_timeout_s=config.engine.startup_timeout_s,
+        stop_timeout_s=20.0,
+    )
+
+
+def gateway_spec(
+    config: KvrunConfig, config_file: Path, launch: Launch, environment: Mapping[str, str]
+) -> ChildSpec:
+    """The gateway: ready when it says that engine and daemon are there."""
+    url = gateway_url(config)
+    return ChildSpec(
+        name=GATEWAY,
+        command=tuple(gateway_command(config_file)),
+        environment=_own_environment(config, environment),
+        ready=lambda: http_answers(url, "/healthz"),
+        stop_timeout_s=10.0,
+        secret=launch.for_gateway(),
+    )
+
+
+def engine_url(config: KvrunConfig) -> str:
+    """Where the engine that kvrun starts listens."""
+    if config.engine.transport == "unix":
+        return f"unix:{config.layout.engine_socket}"
+    return f"http://127.0.0.1:{config.engine.port}"
+
+
+def gateway_url(config: KvrunConfig) -> str:
+    """Where the gateway is reached from this machine."""
+    gateway = config.gateway
+    scheme = "https" if gateway.tls_cert else "http"
+    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(gateway.host, gateway.host)  # noqa: S104
+    if ":" in host and not host.startswith("["):
+        host = f"[{host}]"
+    return f"{scheme}://{host}:{gateway.port}"
+
+
+def _own_environment(config: KvrunConfig, environment: Mapping[str, str]) -> dict[str, str]:
+    """The configuration's variables stay; what was decided since the file was read is added."""
+    own = {name: value for name, value in environment.items() if name != TOKEN_FD_VARIABLE}
+    own["KVRUN_DEPLOYMENT__MODEL"] = config.deployment.model
+    if config.deployment.context_window is not None:
+        own["KVRUN_DEPLOYMENT__CONTEXT_WINDOW"] = str(config.deployment.context_window)
+    return own
+
+
+def _without_kvrun(environment: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if not name.startswith("KVRUN_")}

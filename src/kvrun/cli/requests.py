@@ -1,0 +1,54 @@
+"""``kvrun requests``: what single requests reused."""
+
+from typing import Annotated
+
+import typer
+
+from kvrun.cli.admin import ask
+from kvrun.cli.options import (
+    DEFAULT_CONFIG,
+    AsJson,
+    ConfigFile,
+    console,
+    print_json,
+    read_config,
+    table,
+)
+
+app = typer.Typer(no_args_is_help=True)
+
+_ROWS = (
+    ("prompt tokens", "prompt_tokens"),
+    ("reused from engine memory", "engine_tokens"),
+    ("reused from the memory tier", "memory_tokens"),
+    ("reused from the disk tier", "disk_tokens"),
+    ("blocks sealed", "sealed_blocks"),
+    ("blocks that did not open", "failed_blocks"),
+)
+
+
+@app.callback()
+def requests() -> None:
+    """Look at single requests."""
+
+
+@app.command()
+def show(
+    request_id: Annotated[str, typer.Argument(help="The id in the header X-KV-Request-Id.")],
+    config_file: ConfigFile = DEFAULT_CONFIG,
+    as_json: AsJson = False,
+) -> None:
+    """Show how many tokens a request reused, and from which tier.
+
+    Example: kvrun requests show 3f2a9c0d5e7b41d8
+    """
+    reuse = ask(read_config(config_file), "request", {"request_id": request_id})
+    if as_json:
+        print_json(reuse)
+        return
+    rows = table("what", "count")
+    for label, key in _ROWS:
+        rows.add_row(label, str(reuse[key]))
+    if reuse.get("denied"):
+        rows.add_row("refused by the daemon", reuse["denied"])
+    console().print(rows)

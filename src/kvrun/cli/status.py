@@ -1,0 +1,105 @@
+"""``kvrun status``: what runs on a data folder."""
+
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+
+from kvrun.cli.admin import ask
+from kvrun.cli.options import (
+    DEFAULT_CONFIG,
+    AsJson,
+    ConfigFile,
+    console,
+    print_json,
+    read_config,
+    size_text,
+    table,
+)
+from kvrun.cli.processes import engine_url, gateway_url
+from kvrun.cli.readiness import http_answers
+from kvrun.cli.up import RunningState
+from kvrun.config import KvrunConfig
+from kvrun.errors import KvrunError
+
+
+def status(config_file: ConfigFile = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
+    """Show which processes run, what the cache holds, and whether the audit log can be written.
+
+    Ends with status 0 when daemon, engine and gateway answer, else 1.
+
+    Example: kvrun status --json
+    """
+    import typer
+
+    answer = collect(read_config(config_file))
+    if as_json:
+        print_json(answer)
+    else:
+        _print(answer)
+    ready = all(answer[name]["ready"] for name in ("gateway", "engine", "instance"))
+    raise typer.Exit(0 if ready else 1)
+
+
+def collect(config: KvrunConfig) -> dict[str, Any]:
+    """Everything that ``status`` shows, as plain values."""
+    running = read_state(config)
+    instance: dict[str, Any] = {"ready": False}
+    try:
+        instance = {"ready": True, **ask(config, "status")}
+    except KvrunError as error:
+        instance["reason"] = error.message
+    pids = running.processes if running is not None else {}
+    urls = {"gateway": (gateway_url(config), "/healthz"), "engine": (engine_url(config), "/health")}
+    processes = {
+        name: {"ready": http_answers(url, path), "url": url, "pid": pids.get(name)}
+        for name, (url, path) in urls.items()
+    }
+    return {
+        "data_dir": str(config.instance.data_dir),
+        "up": running.pid if running is not None else None,
+        "model": running.model if running is not None else config.deployment.model,
+        **processes,
+        "instance": {"pid": pids.get("instance"), **instance},
+    }
+
+
+def read_state(config: KvrunConfig) -> RunningState | None:
+    """What the running ``kvrun up`` noted, or None."""
+    with suppress(OSError, msgspec.DecodeError):
+        return msgspec.json.decode(config.layout.state.read_bytes(), type=RunningState)
+    return None
+
+
+def _print(answer: dict[str, Any]) -> None:
+    out = console()
+    rows = table("process", "state", "pid", "where")
+    instance = answer["instance"]
+    for name, where in (
+        ("instance", answer["data_dir"]),
+        ("engine", answer["engine"]["url"]),
+        ("gateway", answer["gateway"]["url"]),
+    ):
+        state = "[green]ready[/]" if answer[name]["ready"] else "[red]away[/]"
+        rows.add_row(name, state, str(answer[name].get("pid") or "-"), where)
+    out.print(rows)
+    if not instance["ready"]:
+        out.print(f"\n{instance['reason']}", markup=False)
+        return
+    cache = instance["cache"]
+    facts = table("what", "value")
+    facts.add_row("deployment", f"{instance['workspace']}/{instance['deployment']}")
+    facts.add_row("model", answer["model"])
+    facts.add_row("engine", instance["engine"] or "not connected")
+    facts.add_row("sessions with a key", str(instance["sessions"]))
+    facts.add_row("memory cells free", f"{cache['free_cells']} of {cache['cells']}")
+    facts.add_row("disk tier", size_text(cache["disk_bytes"]))
+    facts.add_row(
+        "audit log",
+        f"{instance['audit_records']} records, "
+        + ("can be written" if instance["audit_available"] else "CANNOT be written"),
+    )
+    for name, value in sorted(instance["protections"].items()):
+        facts.add_row(f"protection: {name}", value)
+    out.print()
+    out.print(facts)

@@ -1,0 +1,198 @@
+"""``kvrun up``: daemon, engine and gateway as one process tree."""
+
+import fcntl
+import os
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from kvrun.cli import prepare
+from kvrun.cli.launch_secrets import Launch, prepare_run_folder, remove_files, write_private
+from kvrun.cli.options import DEFAULT_CONFIG, ConfigFile, console, read_config, table
+from kvrun.cli.processes import (
+    ENGINE,
+    GATEWAY,
+    INSTANCE,
+    engine_spec,
+    engine_url,
+    gateway_spec,
+    gateway_url,
+    instance_spec,
+)
+from kvrun.cli.supervisor import ChildState, StopRequestedError, Supervisor
+from kvrun.config import DataLayout, KvrunConfig
+from kvrun.errors import KvrunError
+
+
+class AlreadyUpError(KvrunError):
+    """Another ``kvrun up`` works on the same data folder."""
+
+    exit_code = 3
+
+
+class RunningState(msgspec.Struct, frozen=True):
+    """What ``kvrun status`` needs to know of a running ``kvrun up``."""
+
+    pid: int
+    processes: dict[str, int]
+    gateway_url: str
+    engine_url: str
+    model: str
+    started_at: float
+
+
+def up(
+    config_file: ConfigFile = DEFAULT_CONFIG,
+    model: Annotated[
+        str | None, typer.Option(help='Folder, Hugging Face id, "demo" or "tiny".')
+    ] = None,
+    port: Annotated[int | None, typer.Option(help="Port of the gateway.")] = None,
+) -> None:
+    """Start daemon, engine and gateway, and stop them together on Ctrl-C or SIGTERM.
+
+    Nothing is restarted in silence: when one process ends by itself, kvrun says which, shows its
+    last log lines and stops the others. Logs are in DATA_DIR/logs.
+
+    Example: kvrun up --model Qwen/Qwen3-0.6B
+    """
+    overrides = {
+        name: str(value)
+        for name, value in (("KVRUN_DEPLOYMENT__MODEL", model), ("KVRUN_GATEWAY__PORT", port))
+        if value is not None
+    }
+    environment = {**os.environ, **overrides}
+    run_up(read_config(config_file, overrides), config_file.absolute(), environment)
+
+
+def run_up(config: KvrunConfig, config_file: Path, environment: Mapping[str, str]) -> None:
+    """Start everything, watch it until a stop is asked for, stop everything.
+
+    Raises KvrunError when something cannot be started or ends by itself.
+    """
+    display = _Display(console())
+    engine = prepare.check(config, environment)
+    prepare_run_folder(config.layout)
+    with only_one(config.layout), display:
+        config = prepare.resolve(config, engine, display.say)
+        supervisor = Supervisor(config.layout.logs, display.state)
+        launch = Launch.create()
+        launch.write_files(config.layout)
+        with _stop_signals(supervisor):
+            try:
+                supervisor.start(instance_spec(config, config_file, launch, environment))
+                supervisor.start(engine_spec(config, environment, cpus=prepare.usable_cpus(engine)))
+                supervisor.start(gateway_spec(config, config_file, launch, environment))
+                write_state(config, supervisor)
+                display.ready(config)
+                supervisor.watch()
+            except StopRequestedError:
+                display.say("stopping")
+            finally:
+                supervisor.stop_all()
+                remove_files(config.layout)
+
+
+@contextmanager
+def only_one(layout: DataLayout) -> Iterator[None]:
+    """Hold the data folder for one ``kvrun up``. Raises AlreadyUpError."""
+    descriptor = os.open(layout.run / "up.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
+            raise AlreadyUpError(
+                f"`kvrun up` (process {holder or '?'}) runs on {layout.data_dir} already",
+                hint="stop it, or give this deployment another instance.data_dir",
+            ) from None
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def write_state(config: KvrunConfig, supervisor: Supervisor) -> None:
+    """Note which processes run, for ``kvrun status``."""
+    state = RunningState(
+        pid=os.getpid(),
+        processes=supervisor.pids(),
+        gateway_url=gateway_url(config),
+        engine_url=engine_url(config),
+        model=config.deployment.served_model_name or config.deployment.model,
+        started_at=time.time(),
+    )
+    write_private(config.layout.state, msgspec.json.encode(state).decode("ascii", "replace"))
+
+
+@contextmanager
+def _stop_signals(supervisor: Supervisor) -> Iterator[None]:
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [signal.signal(number, supervisor.request_stop) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+
+
+class _Display:
+    """A live table on a terminal, one line a change elsewhere."""
+
+    _STYLES = {ChildState.READY: "green", ChildState.FAILED: "bold red"}  # noqa: RUF012
+
+    def __init__(self, out: Console) -> None:
+        self._out = out
+        self._states: dict[str, tuple[ChildState, float]] = {}
+        self._live = Live(
+            console=out, get_renderable=self._render, refresh_per_second=4, transient=False
+        )
+
+    def __enter__(self) -> "_Display":
+        if self._out.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def say(self, text: str) -> None:
+        self._out.print(text, markup=False)
+
+    def state(self, name: str, state: ChildState) -> None:
+        self._states[name] = (state, time.monotonic())
+        if not self._out.is_terminal:
+            self.say(f"{name}: {state.value}")
+
+    def ready(self, config: KvrunConfig) -> None:
+        url = gateway_url(config)
+        name = config.deployment.served_model_name or config.deployment.model
+        tenant = f" -H '{config.gateway.tenant_header}: alice'"
+        key = " -H 'Authorization: Bearer <your API key>'" if config.gateway.require_auth else ""
+        self.say(
+            f"\n{name} is served at {url}/v1 (Ctrl-C stops it)\n\n"
+            f"  curl {url}/v1/completions{key}{tenant} \\\n"
+            f"    -H 'Content-Type: application/json' \\\n"
+            f'    -d \'{{"model": "{name}", "prompt": "Water boils at", "max_tokens": 16}}\'\n'
+        )
+
+    def _render(self) -> Table:
+        rows = table("process", "state", "for")
+        for name in (INSTANCE, ENGINE, GATEWAY):
+            state, since = self._states.get(name, (None, 0.0))
+            if state is None:
+                rows.add_row(name, "waits", "")
+                continue
+            style = self._STYLES.get(state, "yellow")
+            age = f"{time.monotonic() - since:.0f} s"
+            rows.add_row(name, f"[{style}]{state.value}[/]", age)
+        return rows
