@@ -5,6 +5,7 @@ repeated key is refused, at any depth, and what the engine gets is always writte
 """
 
 import json
+import math
 from typing import NoReturn
 
 import msgspec
@@ -33,10 +34,10 @@ def encode_object(value: JsonObject) -> bytes:
     """The object as JSON. Raises GatewayError 400 for what JSON text cannot carry safely."""
     try:
         return _ENCODER.encode(value)
-    except (ValueError, OverflowError, RecursionError):
+    except (ValueError, RecursionError):
         raise _bad_json(
-            "the body holds a value that cannot be passed on (a broken Unicode escape, a number"
-            " beyond 64 bits, or nesting too deep)"
+            "the body holds a value that cannot be passed on: a broken Unicode escape, or nesting"
+            " too deep"
         ) from None
 
 
@@ -51,6 +52,13 @@ def _object(pairs: list[tuple[str, object]]) -> JsonObject:
     return result
 
 
+def _float(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise _bad_json(f"the number {text[:32]} is too large")
+    return value
+
+
 def _constant(name: str) -> NoReturn:
     raise _bad_json(f"the body is not valid JSON: {name} is not a JSON value")
 
@@ -59,5 +67,5 @@ def _bad_json(message: str) -> GatewayError:
     return GatewayError(message, code="invalid_json")
 
 
-_DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_constant)
+_DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_float=_float, parse_constant=_constant)
 _ENCODER = msgspec.json.Encoder()

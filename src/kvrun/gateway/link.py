@@ -35,10 +35,6 @@ class InstanceLink:
     def deployment(self) -> str:
         return self._started.deployment
 
-    @property
-    def stateless(self) -> bool:
-        return self._client is not None and self._client.stateless
-
     async def open_session(self, tenant: str, session: str) -> SessionGrant:
         """Ask the daemon, connecting first where needed. Raises what connecting raises."""
         if self._client is None:

@@ -24,7 +24,8 @@ class SessionGrant(Protocol):
     def salt(self) -> str: ...
 
     @property
-    def generation(self) -> int: ...
+    def generation(self) -> int:
+        """0 for a grant that holds for one request only (stateless deployments)."""
 
 
 class SessionGranter(Protocol):
@@ -35,10 +36,6 @@ class SessionGranter(Protocol):
 
     @property
     def deployment(self) -> str: ...
-
-    @property
-    def stateless(self) -> bool:
-        """Whether every request gets a salt of its own, so that no grant is kept."""
 
     async def open_session(self, tenant: str, session: str) -> SessionGrant:
         """Raises a KvrunError of status 429 beyond the tenant's limit of sessions."""
@@ -85,14 +82,18 @@ class SessionDirectory:
             return grant
         if self._clock() < self._quiet_until:
             return None
-        task = None if self._granter.stateless else self._opening.get(key)
+        task = self._opening.get(key)
+        first = task is None
         if task is None:
             task = asyncio.ensure_future(self._open(key))
             task.add_done_callback(_mark_retrieved)
             self._opening[key] = task
         try:
             # Shielded: a client that leaves must not cancel what others wait for.
-            return await asyncio.wait_for(asyncio.shield(task), self._timeout_s)
+            grant = await asyncio.wait_for(asyncio.shield(task), self._timeout_s)
+            if grant.generation or first:
+                return grant
+            return await asyncio.wait_for(self._granter.open_session(*key), self._timeout_s)
         except asyncio.CancelledError:
             if task.cancelled():
                 return None
@@ -132,7 +133,7 @@ class SessionDirectory:
         task = asyncio.current_task()
         try:
             grant = await self._granter.open_session(*key)
-            if self._opening.get(key) is task and not self._granter.stateless:
+            if self._opening.get(key) is task and grant.generation:
                 self._grants[key] = grant
                 while len(self._grants) > self._capacity:
                     self._grants.popitem(last=False)

@@ -1,0 +1,3 @@
+from gateway_rig import engine, gateway, start_gateway
+
+__all__ = ["engine", "gateway", "start_gateway"]
