@@ -151,7 +151,8 @@ def check_settings(settings: GatewaySettings) -> None:
 
 def _authenticator(settings: GatewaySettings) -> Authenticator:
     keys = None
-    if settings.api_keys_file is not None:
+    # Without require_auth the header Authorization may be meant for the engine behind.
+    if settings.require_auth and settings.api_keys_file is not None:
         keys = ApiKeys(load_api_keys(settings.api_keys_file))
     verifier = None
     if settings.jwt is not None:
