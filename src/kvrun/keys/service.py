@@ -220,7 +220,8 @@ class KeyService:
             if victims or empty:
                 self._unreported += self._destroy(victims, dict.fromkeys(empty, "idle"))
             idle = self._limits.idle_timeout_s
-            self._persist_use(60.0 if idle is None else min(60.0, idle / 10))
+            # What a crash may forget of a use: a hundredth of the timeout, an hour at most.
+            self._persist_use(min(3600.0, 3600.0 if idle is None else idle / 100))
             done, self._unreported = self._unreported, []
             return done
 

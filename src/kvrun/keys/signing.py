@@ -60,6 +60,8 @@ class SigningKey:
 
     key_id: str
     purpose: KeyPurpose
+    serial: int
+    """Rises with every key made in the ring: the newest is not a matter of clocks."""
     created_at: int
     valid_until: int | None
     revoked_at: int | None
@@ -111,7 +113,7 @@ class SigningRing:
         """Mark a key as revoked now; SigningKeyError when there is no such key."""
         lock = FolderLock(self._folder, purpose="signing key")
         try:
-            for key in self.keys():
+            for key in self.all_keys():
                 if key.key_id == key_id:
                     stored = _store(key, revoked_at=key.revoked_at or int(self._now()))
                     self._replace(stored)
@@ -120,25 +122,25 @@ class SigningRing:
             lock.close()
         raise SigningKeyError(f"There is no signing key {key_id} in {self._folder}")
 
-    def keys(self, purpose: KeyPurpose | None = None) -> list[SigningKey]:
+    def all_keys(self, purpose: KeyPurpose | None = None) -> list[SigningKey]:
         """All keys, oldest first, revoked ones included."""
         found = []
         for path in self._folder.glob("*.key.json"):
             check_private_file(path, purpose="signing key")
             found.append(_load(path.read_bytes(), path))
-        found.sort(key=lambda key: (key.created_at, key.key_id))
+        found.sort(key=lambda key: key.serial)
         return [key for key in found if purpose in (None, key.purpose)]
 
     def public_keys(self, purpose: KeyPurpose | None = None) -> list[PublicKeyRecord]:
         """What verifiers need, oldest first, revoked ones included."""
-        return [key.public() for key in self.keys(purpose)]
+        return [key.public() for key in self.all_keys(purpose)]
 
     def export_public(self) -> bytes:
         """All public keys as a JSON list, to hand to a verifier out of band."""
         return msgspec.json.format(msgspec.json.encode(self.public_keys()))
 
     def _newest(self, purpose: KeyPurpose) -> SigningKey | None:
-        usable = [key for key in self.keys(purpose) if key.problem(self._now()) is None]
+        usable = [key for key in self.all_keys(purpose) if key.problem(self._now()) is None]
         return usable[-1] if usable else None
 
     def _create(
@@ -150,14 +152,12 @@ class SigningRing:
             if existing is not None and only_if_none:
                 return existing
             private = Ed25519PrivateKey.generate()
-            # Later than the key before it, so that "newest" is never a tie.
             created = int(self._now())
-            if existing is not None and existing.created_at >= created:
-                created = existing.created_at + 1
             stored = _StoredKey(
                 version=VERSION,
                 key_id=_key_id(private.public_key()),
                 purpose=purpose.value,
+                serial=1 + max((key.serial for key in self.all_keys()), default=0),
                 private_key=_encode(private.private_bytes_raw()),
                 created_at=created,
                 valid_until=None if valid_for_s is None else created + valid_for_s,
@@ -184,6 +184,7 @@ class _StoredKey(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     version: int
     key_id: str
     purpose: str
+    serial: int
     private_key: str
     created_at: int
     valid_until: int | None = None
@@ -195,6 +196,7 @@ def _store(key: SigningKey, *, revoked_at: int) -> _StoredKey:
         version=VERSION,
         key_id=key.key_id,
         purpose=key.purpose.value,
+        serial=key.serial,
         private_key=_encode(key.private_key.private_bytes_raw()),
         created_at=key.created_at,
         valid_until=key.valid_until,
@@ -216,7 +218,13 @@ def _load(content: bytes, path: Path) -> SigningKey:
     if stored.key_id != _key_id(private.public_key()):
         raise SigningKeyError(f"The signing key file {path} names another key than it holds")
     return SigningKey(
-        stored.key_id, purpose, stored.created_at, stored.valid_until, stored.revoked_at, private
+        stored.key_id,
+        purpose,
+        stored.serial,
+        stored.created_at,
+        stored.valid_until,
+        stored.revoked_at,
+        private,
     )
 
 

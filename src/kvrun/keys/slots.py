@@ -250,7 +250,7 @@ class SlotFile:
         start = self.count
         end = PAGE_BYTES + start * SLOT_BYTES
         self._io.pwrite(self._descriptor, bytes(self._grow_by * SLOT_BYTES), end)
-        os.fsync(self._descriptor)
+        self.sync()
         self._current.extend(bytes(self._grow_by))
         self._free.extend(reversed(range(start, self.count)))
 
