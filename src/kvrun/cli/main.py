@@ -1,6 +1,5 @@
 """``kvrun``: the command line's root, and how errors become text and an exit status."""
 
-import importlib
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated, Any
@@ -8,11 +7,20 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from kvrun.cli import doctor, erase, init, requests, run_one, status, up
+from kvrun.cli import (
+    audit,
+    bench,
+    demo,
+    doctor,
+    erase,
+    init,
+    requests,
+    run_one,
+    status,
+    up,
+    verify,
+)
 from kvrun.errors import KvrunError
-
-OPTIONAL_GROUPS = ("bench", "audit", "verify")
-"""Command groups whose modules (``kvrun.cli.NAME``, attribute ``app``) may need more packages."""
 
 
 class _Root(TyperGroup):
@@ -74,20 +82,9 @@ app.command("instance")(run_one.instance)
 app.command("gateway")(run_one.gateway)
 app.command("status")(status.status)
 app.command("doctor")(doctor.doctor)
+app.command("demo")(demo.demo)
+app.command("verify")(verify.verify_command)
+app.add_typer(audit.app, name="audit")
+app.add_typer(bench.app, name="bench")
 app.add_typer(erase.app, name="erase")
 app.add_typer(requests.app, name="requests")
-
-
-def _mount_optional() -> None:
-    for name in OPTIONAL_GROUPS:
-        module = f"kvrun.cli.{name}"
-        try:
-            group = importlib.import_module(module)
-        except ModuleNotFoundError as error:
-            if error.name is None or error.name == module or not error.name.startswith("kvrun"):
-                continue
-            raise
-        app.add_typer(group.app, name=name)
-
-
-_mount_optional()

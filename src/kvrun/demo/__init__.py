@@ -1,0 +1,1 @@
+"""The demo: a real model, two users, restarts, a damaged block, an erasure, a verified log."""

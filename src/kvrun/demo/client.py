@@ -1,0 +1,86 @@
+"""A streaming OpenAI-style client that times the first token; standard library only."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import time
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from kvrun.errors import KvrunError
+
+_TIMEOUT_S = 600.0
+
+
+class RequestFailedError(KvrunError):
+    """The gateway answered with an error."""
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One streamed answer. ``ttft_s`` is from sending to the first token."""
+
+    text: str
+    prompt_tokens: int
+    cached_tokens: int
+    ttft_s: float
+    request_id: str
+
+
+def complete(
+    url: str, key: str, model: str, prompt: str, *, tenant: str, max_tokens: int
+) -> Completion:
+    """Stream one completion for a tenant.
+
+    Raises:
+        RequestFailedError: any status but 200.
+    """
+    body = json.dumps(
+        {
+            "model": model,
+            "prompt": prompt,
+            "max_tokens": max_tokens,
+            "temperature": 0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+    )
+    headers = {
+        "Content-Type": "application/json",
+        "Authorization": f"Bearer {key}",
+        "X-KV-Tenant": tenant,
+    }
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=_TIMEOUT_S)
+    try:
+        began = time.monotonic()
+        connection.request("POST", "/v1/completions", body, headers)
+        response = connection.getresponse()
+        if response.status != 200:
+            raise RequestFailedError(
+                f"the gateway answered {response.status}: {response.read(2000).decode()}"
+            )
+        return _read_stream(response, began)
+    finally:
+        connection.close()
+
+
+def _read_stream(response: http.client.HTTPResponse, began: float) -> Completion:
+    text, first, usage = "", 0.0, {}
+    for line in response:
+        if not line.startswith(b"data: ") or line.startswith(b"data: [DONE]"):
+            continue
+        chunk = json.loads(line[6:])
+        for choice in chunk.get("choices", ()):
+            if choice.get("text"):
+                first = first or time.monotonic() - began
+                text += choice["text"]
+        usage = chunk.get("usage") or usage
+    details = usage.get("prompt_tokens_details") or {}
+    return Completion(
+        text=text,
+        prompt_tokens=usage.get("prompt_tokens", 0),
+        cached_tokens=details.get("cached_tokens") or 0,
+        ttft_s=first,
+        request_id=response.headers.get("X-KV-Request-Id", ""),
+    )

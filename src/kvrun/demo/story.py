@@ -1,0 +1,205 @@
+"""The demo's story: nine steps, each with what must hold, checked on answers and real counters."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvrun.cli.processes import ENGINE, INSTANCE
+from kvrun.demo.client import Completion
+from kvrun.demo.stage import Stage
+from kvrun.demo.text import long_text
+from kvrun.errors import KvrunError
+
+PROMPT_CHARACTERS = 12_500
+FIRST_ANSWER_TOKENS = 160
+ANSWER_TOKENS = 32
+_QUESTION = "\n\nIn short, the rules above mean that"
+_FOLLOW_UP = "\n\nThe second rule to remember is that"
+
+
+class StoryError(KvrunError):
+    """A step of the demo did not hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One request as the final table shows it."""
+
+    step: str
+    tenant: str
+    prompt_tokens: int
+    reused_tokens: int
+    tier: str
+    ttft_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step showed; a step without a request has no row."""
+
+    title: str
+    shown: str
+    row: Row | None
+
+
+class Story:
+    """Plays the steps on a stage. Each step raises StoryError when it does not hold."""
+
+    def __init__(self, stage: Stage, restart: Callable[..., None]) -> None:
+        self._stage = stage
+        self._restart = restart
+        self._prompt = long_text(PROMPT_CHARACTERS) + _QUESTION
+        self._first: Completion | None = None
+        self._turns = ""
+
+    def steps(self) -> list[tuple[str, Callable[[], StepResult]]]:
+        """Title and action of each step, in order."""
+        return [
+            ("alice sends a long prompt", self.cold),
+            ("alice sends it again", self.engine_memory),
+            ("bob sends the same bytes", self.other_tenant),
+            ("alice asks a second question", self.second_turn),
+            ("the engine is restarted", self.memory_tier),
+            ("daemon and engine are restarted", self.persistent_tier),
+            ("one byte of a stored block is flipped", self.damaged_block),
+            ("alice's session is erased", self.erased),
+            ("the audit log is verified", self.verified_log),
+        ]
+
+    def cold(self) -> StepResult:
+        """Nothing to reuse yet."""
+        answer = self._ask("alice", self._prompt, FIRST_ANSWER_TOKENS)
+        _require(answer.prompt_tokens > 2000, f"the prompt has {answer.prompt_tokens} tokens")
+        _require(answer.cached_tokens == 0, "a first request reused something")
+        self._first = answer
+        return self._result("1 cold", "alice", answer, "computed", "")
+
+    def engine_memory(self) -> StepResult:
+        """The engine's own pages, under alice's salt."""
+        answer = self._repeat("alice")
+        reuse = self._stage.reuse(answer.request_id)
+        _require(reuse.engine_tokens > answer.prompt_tokens * 3 // 4, f"reused {reuse}")
+        return self._result("2 again", "alice", answer, "same answer, reused", "engine memory")
+
+    def other_tenant(self) -> StepResult:
+        """Byte-identical text of another tenant."""
+        answer = self._repeat("bob")
+        _require(answer.cached_tokens == 0, f"bob reused {answer.cached_tokens} of alice's tokens")
+        return self._result("3 bob", "bob", answer, "same answer, nothing reused", "")
+
+    def second_turn(self) -> StepResult:
+        """The first turn's answer is in the cache too."""
+        first = self._first_answer()
+        prompt = self._prompt + first.text + _FOLLOW_UP
+        answer = self._ask("alice", prompt, ANSWER_TOKENS)
+        _require(
+            answer.cached_tokens > first.prompt_tokens,
+            f"{answer.cached_tokens} tokens reused, the first prompt alone has "
+            f"{first.prompt_tokens}",
+        )
+        return self._result("4 turn two", "alice", answer, "answer reused too", "engine memory")
+
+    def memory_tier(self) -> StepResult:
+        """The daemon still holds the sealed blocks."""
+        self._restart(stop=(ENGINE,), start=(ENGINE,))
+        answer = self._repeat("alice")
+        reuse = self._stage.reuse(answer.request_id)
+        _require(reuse.memory_tokens > answer.prompt_tokens * 3 // 4, f"reused {reuse}")
+        _require(reuse.disk_tokens == 0, f"reused {reuse}")
+        return self._result("5 engine restart", "alice", answer, "opened, same answer", "memory")
+
+    def persistent_tier(self) -> StepResult:
+        """Only the sealed blocks on disk are left."""
+        self._stage.flush()
+        self._restart(stop=(ENGINE, INSTANCE), start=(INSTANCE, ENGINE))
+        answer = self._repeat("alice")
+        reuse = self._stage.reuse(answer.request_id)
+        _require(reuse.disk_tokens > answer.prompt_tokens * 3 // 4, f"reused {reuse}")
+        self._stage.remember_checkpoint()
+        return self._result("6 both restart", "alice", answer, "opened, same answer", "disk")
+
+    def damaged_block(self) -> StepResult:
+        """A damaged block is recomputed, never served."""
+        self._stage.flush()
+        self._restart(stop=(ENGINE, INSTANCE), start=())
+        damaged = self._flip_one_byte_of_each_first_block()
+        self._restart(stop=(), start=(INSTANCE, ENGINE))
+        answer = self._repeat("alice")
+        reuse = self._stage.reuse(answer.request_id)
+        _require(reuse.failed_blocks > 0, f"no block failed to open: {reuse}")
+        found = sum(event["event"] == "integrity_failure" for event in self._stage.events())
+        _require(found > 0, "the log holds no integrity_failure")
+        shown = f"{damaged} damaged, recomputed, same answer, integrity_failure logged"
+        tier = "disk" if reuse.disk_tokens else ""
+        return self._result("7 damaged", "alice", answer, shown, tier)
+
+    def erased(self) -> StepResult:
+        """Copies of the sealed blocks are worth nothing without the key."""
+        self._stage.flush()
+        copy = self._stage.blocks.with_name("kv-copy")
+        shutil.copytree(self._stage.blocks, copy)
+        erased = self._stage.erase("alice")
+        _require(len(erased) == 1, f"erased {erased}")
+        shutil.copytree(copy, self._stage.blocks, dirs_exist_ok=True)
+        shutil.rmtree(copy)
+        answer = self._repeat("alice")
+        reuse = self._stage.reuse(answer.request_id)
+        reused = answer.cached_tokens + reuse.memory_tokens + reuse.disk_tokens
+        _require(reused == 0, f"an erased session gave {reuse}")
+        shown = "cold again, with a copy of her old blocks put back"
+        return self._result("8 erased", "alice", answer, shown, "")
+
+    def verified_log(self) -> StepResult:
+        """The whole log, against the checkpoint remembered in step 6."""
+        holds, verdicts = self._stage.verify_log()
+        _require(holds, f"the audit log does not verify: {verdicts}")
+        return StepResult("9 log", verdicts, None)
+
+    def _ask(self, tenant: str, prompt: str, max_tokens: int) -> Completion:
+        return self._stage.complete(tenant, prompt, max_tokens)
+
+    def _repeat(self, tenant: str) -> Completion:
+        first = self._first_answer()
+        answer = self._ask(tenant, self._prompt, ANSWER_TOKENS)
+        _require(
+            bool(answer.text) and first.text.startswith(answer.text),
+            f"the answer differs: {answer.text[:60]!r}, at first {first.text[:60]!r}",
+        )
+        return answer
+
+    def _first_answer(self) -> Completion:
+        _require(self._first is not None, "the first step did not run")
+        assert self._first is not None
+        return self._first
+
+    def _result(
+        self, step: str, tenant: str, answer: Completion, shown: str, tier: str
+    ) -> StepResult:
+        row = Row(step, tenant, answer.prompt_tokens, answer.cached_tokens, tier, answer.ttft_s)
+        return StepResult(step, shown, row)
+
+    def _flip_one_byte_of_each_first_block(self) -> str:
+        """Flip one byte in the newest stored block of each session that has blocks."""
+        count = 0
+        for block in _one_block_a_session(self._stage.blocks):
+            content = bytearray(block.read_bytes())
+            content[len(content) // 2] ^= 1
+            block.write_bytes(content)
+            count += 1
+        _require(count > 0, f"no stored block in {self._stage.blocks}")
+        return f"{count} block{'s' if count > 1 else ''}"
+
+
+def _one_block_a_session(folder: Path) -> Iterator[Path]:
+    for session in sorted(path for path in folder.glob("*/*") if path.is_dir()):
+        blocks = sorted(session.glob("*.kvs"), key=lambda path: path.stat().st_mtime_ns)
+        if blocks:
+            yield blocks[0]
+
+
+def _require(held: bool, otherwise: str) -> None:
+    if not held:
+        raise StoryError(otherwise)
