@@ -10,7 +10,8 @@ from kvrun.audit.errors import (
 )
 from kvrun.audit.merkle import blocks_root
 from kvrun.audit.record import AuditEvent, Event, Outcome, Record
-from kvrun.audit.writer import AuditLimits, AuditLog, AuditMode
+from kvrun.audit.settings import AuditLimits, AuditMode
+from kvrun.audit.writer import AuditLog
 
 __all__ = [
     "AuditError",

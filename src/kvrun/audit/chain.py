@@ -4,6 +4,7 @@ The chain value of a record is its RFC 6962 leaf hash, ``SHA-256(0x00 || line)``
 serves both the chain and the Merkle tree. The first record names ``genesis(log id)``.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import sha256
@@ -12,10 +13,12 @@ from kvrun.audit.errors import AuditRecordError
 from kvrun.audit.merkle import leaf_hash, leaf_hashes
 from kvrun.audit.record import (
     MAX_LINE_BYTES,
+    AuditEvent,
     Event,
     Record,
     decode_lines,
     decode_record,
+    encode_checked,
 )
 
 MAX_BREAKS = 100
@@ -24,6 +27,40 @@ MAX_BREAKS = 100
 def genesis(log_id: str) -> str:
     """The ``prev`` of a log's first record: hex SHA-256 over a fixed label and the log's id."""
     return sha256(b"kvrun audit log v1\n" + log_id.encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class ChainPoint:
+    """A place between two records: what the next record must carry."""
+
+    next_seq: int
+    prev: str
+    epoch: int = 0
+    ts: str = ""
+
+    @staticmethod
+    def start(log_id: str) -> "ChainPoint":
+        """The place before a log's first record."""
+        return ChainPoint(0, genesis(log_id))
+
+
+def chain_events(
+    events: Sequence[tuple[AuditEvent, str]], point: ChainPoint, log_id: str
+) -> tuple[list[bytes], list[bytes], ChainPoint]:
+    """The lines and leaf hashes of events with their times, and the place after them.
+
+    The events must have passed ``check_event``. ``point.epoch`` is the epoch of the new records.
+    """
+    lines, leaves = [], []
+    seq, prev, epoch = point.next_seq, point.prev, point.epoch
+    for event, ts in events:
+        line = encode_checked(event, log_id, epoch, seq, prev, ts)
+        leaf = leaf_hash(line)
+        lines.append(line)
+        leaves.append(leaf)
+        prev = leaf.hex()
+        seq += 1
+    return lines, leaves, ChainPoint(seq, prev, epoch, events[-1][1] if events else point.ts)
 
 
 class BreakKind(StrEnum):
@@ -44,21 +81,6 @@ class ChainBreak:
     kind: BreakKind
     seq: int
     detail: str
-
-
-@dataclass(frozen=True, slots=True)
-class ChainPoint:
-    """A place between two records: what the next record must carry."""
-
-    next_seq: int
-    prev: str
-    epoch: int = 0
-    ts: str = ""
-
-    @staticmethod
-    def start(log_id: str) -> "ChainPoint":
-        """The place before a log's first record."""
-        return ChainPoint(0, genesis(log_id))
 
 
 @dataclass(slots=True)

@@ -8,8 +8,10 @@ is empty or zero is left out.
 
 import time
 from calendar import timegm
+from collections.abc import Callable
 from enum import StrEnum
 from operator import attrgetter
+from typing import TypedDict
 
 import msgspec
 
@@ -141,6 +143,40 @@ class Record(
     workspace: str = ""
 
 
+class _Place(TypedDict):
+    log: str
+    epoch: int
+    seq: int
+    prev: str
+    ts: str
+
+
+def check_event(event: AuditEvent) -> None:
+    """Raise AuditRecordError if ``event`` has a value outside the schema.
+
+    Joining the strings and or-ing the numbers checks them all in a few C calls; what that does
+    not settle is decided by encoding and decoding the event as a record.
+    """
+    blocks, size, tokens, lost = event.blocks, event.bytes, event.tokens, event.lost
+    try:
+        text = "".join(_STRINGS(event))
+        fits = (
+            len(text) <= _SHORT_TEXT
+            and text.isascii()
+            and text.isprintable()
+            and "\\" not in text
+            and not (blocks | size | tokens | lost) >> 53
+            and type(blocks) is type(size) is type(tokens) is type(lost) is int
+            and len(event.blocks_root) in _ROOT_LENGTHS
+            and type(event.event) is Event
+            and type(event.outcome) is Outcome
+        )
+    except TypeError:
+        fits = False
+    if not fits:
+        encode_event(event, **_ANYWHERE)
+
+
 def encode_event(event: AuditEvent, *, log: str, epoch: int, seq: int, prev: str, ts: str) -> bytes:
     """The canonical line, without a newline, of ``event`` at a place of a log.
 
@@ -150,12 +186,25 @@ def encode_event(event: AuditEvent, *, log: str, epoch: int, seq: int, prev: str
         event, log=log, epoch=epoch, seq=seq, prev=prev, ts=ts, v=SCHEMA_VERSION
     )
     try:
+        # Bytes would be written as base64, so their record would decode.
+        if not all(isinstance(value, str) for value in _STRINGS(stamped)):
+            raise AuditRecordError("a field that holds text is not a str")
         line = _ENCODER.encode(stamped)
-    except (msgspec.MsgspecError, UnicodeError, OverflowError, TypeError) as error:
-        raise AuditRecordError(f"the audit event does not fit the schema: {error}") from None
-    if not _is_valid(stamped, line):
-        _explain(stamped, line)
+        decode_record(line)
+    except (AuditRecordError, msgspec.MsgspecError, ValueError, OverflowError, TypeError) as error:
+        raise AuditRecordError(
+            f"the audit event {event.event} does not fit the schema: {error}",
+            hint="Strings are printable ASCII, counts are from 0 to 2^53 - 1, and a record is at "
+            f"most {MAX_LINE_BYTES} bytes.",
+        ) from None
     return line
+
+
+def encode_checked(event: AuditEvent, log: str, epoch: int, seq: int, prev: str, ts: str) -> bytes:
+    """What ``encode_event`` returns, for an event that ``check_event`` has passed."""
+    return _ENCODER.encode(
+        _replace(event, log=log, epoch=epoch, seq=seq, prev=prev, ts=ts, v=SCHEMA_VERSION)
+    )
 
 
 def decode_record(line: bytes) -> Record:
@@ -187,6 +236,11 @@ def decode_lines(data: bytes) -> list[Record] | None:
     if not lines_are_plain(data) and not all(map(_strings_are_printable, records)):
         return None
     return records
+
+
+def as_line(record: Record) -> str:
+    """A record's canonical line as text, without a newline."""
+    return _ENCODER.encode(record).decode()
 
 
 def find_problem(records: list[Record]) -> str:
@@ -230,51 +284,38 @@ def format_time(seconds: float) -> str:
     return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(whole))}.{micros:06d}Z"
 
 
+class Stamper:
+    """Gives records their time from a clock (seconds since 1970).
+
+    A clock that steps back by less than ``SLACK_SECONDS`` is held where it was; a larger step is
+    recorded as it is, for the verifier to report.
+    """
+
+    SLACK_SECONDS = 1.0
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._last = 0.0
+        self._second, self._second_text = -1, ""
+
+    def __call__(self) -> str:
+        """The time of the next record as its ``ts``."""
+        seconds = self._now()
+        if self._last - self.SLACK_SECONDS < seconds < self._last:
+            seconds = self._last
+        self._last = seconds
+        whole, micros = divmod(int(seconds * 1_000_000), 1_000_000)
+        if whole != self._second:
+            self._second, self._second_text = whole, format_time(whole)[:20]
+        return f"{self._second_text}{micros:06d}Z"
+
+
 def parse_time(text: str) -> float:
     """Seconds since the epoch of a record's ``ts``. Raises ValueError."""
     if len(text) != 27 or text[19] != "." or text[26] != "Z" or not text[20:26].isdigit():
         raise ValueError(f"{text!r} is not a timestamp of the form 2026-01-31T12:00:00.000000Z")
     parts = time.strptime(text[:19], "%Y-%m-%dT%H:%M:%S")
     return timegm(parts) + int(text[20:26]) / 1_000_000
-
-
-def _is_valid(event: AuditEvent, line: bytes) -> bool:
-    """Whether an event surely fits the schema; False may also mean that it needs a closer look.
-
-    Joining the strings and or-ing the numbers checks them all in a few C calls.
-    """
-    counts = (event.blocks, event.bytes, event.tokens, event.lost)
-    try:
-        text = "".join(_STRINGS(event))
-        number = counts[0] | counts[1] | counts[2] | counts[3] | event.seq | event.epoch
-    except TypeError:
-        return False
-    return (
-        text.isascii()
-        and "\x7f" not in text
-        and b"\\" not in line
-        and not number >> 53
-        and len(line) <= MAX_LINE_BYTES
-        and len(event.blocks_root) in _ROOT_LENGTHS
-        and {type(count) for count in counts} == _INT
-        and type(event.event) is Event
-        and type(event.outcome) is Outcome
-    )
-
-
-def _explain(event: AuditEvent, line: bytes) -> None:
-    """Raise the error that says what is wrong with an event, if something is."""
-    try:
-        # Bytes would be written as base64, so their record would decode.
-        if not all(isinstance(value, str) for value in _STRINGS(event)):
-            raise AuditRecordError("a field that holds text is not a str")
-        decode_record(line)
-    except AuditRecordError as error:
-        raise AuditRecordError(
-            f"the audit event {event.event} does not fit the schema: {error.message}",
-            hint="Strings are printable ASCII, counts are from 0 to 2^53 - 1, and a record is at "
-            f"most {MAX_LINE_BYTES} bytes.",
-        ) from None
 
 
 def _strings_are_printable(record: Record) -> bool:
@@ -286,8 +327,17 @@ def _strings_are_printable(record: Record) -> bool:
 
 _ENCODER = msgspec.json.Encoder()
 _DECODER = msgspec.json.Decoder(Record)
-_INT = {int}
+_replace = msgspec.structs.replace
+# Leaves room for every other part of a line, at its longest, within MAX_LINE_BYTES.
+_SHORT_TEXT = 900
 _ROOT_LENGTHS = (0, DIGEST_CHARACTERS)
 _STRINGS = attrgetter(
     *(item.name for item in msgspec.structs.fields(AuditEvent) if item.type is str)
+)
+_ANYWHERE = _Place(
+    log="x" * MAX_LOG_ID,
+    epoch=MAX_COUNT,
+    seq=MAX_COUNT,
+    prev="0" * DIGEST_CHARACTERS,
+    ts=format_time(0),
 )

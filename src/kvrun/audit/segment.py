@@ -4,6 +4,7 @@ A log's folder holds ``segment-<first seq, 16 digits>.jsonl`` files, a ``.manife
 each closed one, the latest ``checkpoint`` and the writer's ``signer.vkey``.
 """
 
+import fcntl
 import os
 import re
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from kvrun.audit.chain import ChainPoint
-from kvrun.audit.errors import AuditError
+from kvrun.audit.errors import AuditError, AuditLogBusyError
 from kvrun.audit.merkle import Frontier
 from kvrun.audit.record import Record, decode_record
 
@@ -157,6 +158,23 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def lock_folder(folder: Path) -> int:
+    """Become the log's one writer until the returned descriptor is closed.
+
+    Raises AuditLogBusyError.
+    """
+    descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise AuditLogBusyError(
+            f"another process writes the audit log in {folder}",
+            hint="A log has one writer. Stop the other one first.",
+        ) from None
+    return descriptor
 
 
 class SegmentFile:

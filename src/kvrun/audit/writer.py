@@ -5,27 +5,25 @@ always taken first. Whoever commits writes everything that is pending, so concur
 share one sync; a background thread commits what nobody waits for.
 """
 
-import fcntl
 import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from enum import Enum
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
-from kvrun.audit.chain import ChainPoint
+from kvrun.audit.chain import chain_events
 from kvrun.audit.checkpoint import Checkpoint, CheckpointSigner, sign_checkpoint
-from kvrun.audit.errors import AuditLogBusyError, AuditUnavailableError
-from kvrun.audit.merkle import leaf_hash
+from kvrun.audit.errors import AuditUnavailableError
 from kvrun.audit.record import (
     AuditEvent,
     Event,
     Outcome,
+    Stamper,
+    check_event,
     check_log_id,
-    encode_event,
-    format_time,
+    decode_record,
 )
 from kvrun.audit.recovery import RecoveredLog, recover
 from kvrun.audit.segment import (
@@ -36,36 +34,16 @@ from kvrun.audit.segment import (
     TreePoint,
     first_seq_of,
     list_segments,
+    lock_folder,
     manifest_path,
     replace_file,
     segment_name,
 )
+from kvrun.audit.settings import AuditLimits, AuditMode
 
-QUOTA_WARNING = 0.8
-# A clock that steps back by less than this is held; a larger step is recorded as it is.
-CLOCK_SLACK_SECONDS = 1.0
+__all__ = ["AuditLimits", "AuditLog", "AuditMode"]
+
 _POLL_AFTER_ACTIVITY_SECONDS = 0.2
-
-
-class AuditMode(Enum):
-    """What happens while the log cannot be written."""
-
-    REQUIRE = "require"
-    BEST_EFFORT = "best_effort"
-
-
-@dataclass(frozen=True, slots=True)
-class AuditLimits:
-    """When to commit, sign, roll and stop. Sizes in bytes, times in seconds."""
-
-    group_seconds: float = 0.01
-    checkpoint_records: int = 10_000
-    checkpoint_seconds: float = 5.0
-    heartbeat_seconds: float = 60.0
-    segment_bytes: int = 64 * 1024 * 1024
-    segment_seconds: float = 3600.0
-    retry_seconds: float = 1.0
-    quota_bytes: int = 16 * 1024 * 1024 * 1024
 
 
 class AuditLog:
@@ -93,7 +71,7 @@ class AuditLog:
         lock = -1
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            lock = _lock_folder(folder)
+            lock = lock_folder(folder)
             recovered = recover(folder, log_id, signer)
             log = cls(folder, log_id, signer, now, mode, limits or AuditLimits(), lock, recovered)
             log._start(recovered)
@@ -119,18 +97,20 @@ class AuditLog:
         recovered: RecoveredLog,
     ) -> None:
         self.folder, self.log_id, self.mode, self.limits = folder, log_id, mode, limits
-        self._signer, self._now, self._lock_file = signer, now, lock
+        self._signer, self._lock_file = signer, lock
         self._io, self._lock = threading.Lock(), threading.Lock()
         self._wake = threading.Condition(self._lock)
-        self._epoch = recovered.point.epoch + 1
-        self._next_seq, self._prev = recovered.point.next_seq, recovered.point.prev
+        # Under _lock: accepted events with their times. Under _io: chained lines not yet on disk,
+        # the chain and tree after them, and the same two as they are on disk.
+        self._next_seq = recovered.point.next_seq
+        self._pending: list[tuple[AuditEvent, str]] = []
+        self._unwritten: list[bytes] = []
+        self._head = replace(recovered.point, epoch=recovered.point.epoch + 1)
         self._frontier = recovered.frontier
-        self._pending: list[bytes] = []
-        self._leaves: list[bytes] = []
         self._available, self._why = True, ""
         self._lost, self._gap_pending, self._must_roll = 0, False, False
         self._closing = self._closed = self._asleep = False
-        self._last_time, self._second, self._second_text, self._last_ts = 0.0, -1, "", ""
+        self._stamp = Stamper(now)
         self._durable = (recovered.point, recovered.frontier.copy())
         self._segment_start, self._first_ts = recovered.before, recovered.first_ts
         if recovered.segment is None:
@@ -151,6 +131,7 @@ class AuditLog:
         AuditRecordError for an event outside the schema (nothing is appended), and
         AuditUnavailableError in require mode while the log cannot be written.
         """
+        check_event(event)
         with self._lock:
             if self._closed or (not self._available and self.mode is AuditMode.REQUIRE):
                 raise self._unavailable()
@@ -175,7 +156,7 @@ class AuditLog:
             if retry:
                 self._retry()
             elif self._durable[0].next_seq < target:
-                self._flush()
+                self._guard(self._write_pending)
             if self._durable[0].next_seq < target and self.mode is AuditMode.REQUIRE:
                 raise self._unavailable()
 
@@ -238,7 +219,7 @@ class AuditLog:
 
     @property
     def usage(self) -> float:
-        """Stored bytes as a share of the quota; ``QUOTA_WARNING`` is the share to warn at."""
+        """Stored bytes as a share of the quota; warn from ``settings.QUOTA_WARNING`` on."""
         return self._stored / self.limits.quota_bytes
 
     def close(self) -> None:
@@ -277,34 +258,14 @@ class AuditLog:
         self._thread.start()
 
     def _add(self, event: AuditEvent) -> int:
-        """Chain one record onto the pending ones. Needs ``_lock``."""
-        seq, ts = self._next_seq, self._timestamp()
-        line = encode_event(
-            event, log=self.log_id, epoch=self._epoch, seq=seq, prev=self._prev, ts=ts
-        )
-        leaf = leaf_hash(line)
-        self._leaves.append(leaf)
-        self._prev = leaf.hex()
+        """Take in an event that fits the schema. Needs ``_lock``."""
+        seq = self._next_seq
+        self._pending.append((event, self._stamp()))
         self._next_seq = seq + 1
-        self._last_ts = ts
-        self._pending.append(line)
         return seq
 
-    def _timestamp(self) -> str:
-        seconds = self._now()
-        if self._last_time - CLOCK_SLACK_SECONDS < seconds < self._last_time:
-            seconds = self._last_time
-        self._last_time = seconds
-        whole, micros = divmod(int(seconds * 1_000_000), 1_000_000)
-        if whole != self._second:
-            self._second, self._second_text = whole, format_time(whole)[:20]
-        return f"{self._second_text}{micros:06d}Z"
-
-    def _flush(self) -> None:
-        """Write what is pending; a failure is remembered in ``available``. Needs ``_io``."""
-        self._guard(self._write_pending)
-
     def _guard(self, action: Callable[[], None]) -> bool:
+        """Whether ``action`` worked; a failure stops the log. Needs ``_io``."""
         try:
             action()
         except Exception as error:  # a signer may fail in its own ways; all of them stop the log
@@ -319,27 +280,21 @@ class AuditLog:
         if self._must_roll or self._file.size >= self.limits.segment_bytes:
             self._roll()
         with self._lock:
-            batch, self._pending = self._pending, []
-            point = ChainPoint(self._next_seq, self._prev, self._epoch, self._last_ts)
-            leaves, self._leaves = self._leaves, []
+            events, self._pending = self._pending, []
+        if events:
+            lines, leaves, self._head = chain_events(events, self._head, self.log_id)
             self._frontier.extend(leaves)
-            frontier = self._frontier.copy()
-        if not batch:
+            self._unwritten += lines
+        if not self._unwritten:
             return
-        batch.append(b"")
-        data = b"\n".join(batch)
-        try:
-            if self._stored + len(data) > self.limits.quota_bytes:
-                raise OSError(0, f"its quota of {self.limits.quota_bytes} bytes is used up")
-            self._file.append(data)
-        except OSError:
-            with self._lock:
-                self._pending[:0] = batch[:-1]
-            raise
-        if not self._first_ts:
-            self._first_ts = _first_ts(batch[0])
+        data = b"\n".join(self._unwritten) + b"\n"
+        if self._stored + len(data) > self.limits.quota_bytes:
+            raise OSError(0, f"its quota of {self.limits.quota_bytes} bytes is used up")
+        self._file.append(data)
+        self._first_ts = self._first_ts or decode_record(self._unwritten[0]).ts
+        self._unwritten = []
         self._stored += len(data)
-        self._durable = (point, frontier)
+        self._durable = (self._head, self._frontier.copy())
         self._appended_at = time.monotonic()
 
     def _retry(self) -> None:
@@ -424,7 +379,7 @@ class AuditLog:
         if moment - self._appended_at >= limits.heartbeat_seconds:
             with self._lock:
                 self._add(AuditEvent(event=Event.HEARTBEAT))
-        if self._pending and not self._guard(self._write_pending):
+        if not self._guard(self._write_pending):
             return
         if moment - self._rolled_at >= limits.segment_seconds and self._file.size:
             self._guard(self._roll)
@@ -444,21 +399,3 @@ class AuditLog:
 
 def _gap(reason: str, lost: int) -> AuditEvent:
     return AuditEvent(event=Event.GAP, outcome=Outcome.FAILED, reason=reason, lost=lost)
-
-
-def _first_ts(line: bytes) -> str:
-    at = line.rindex(b'"ts":"') + 6
-    return line[at : at + 27].decode()
-
-
-def _lock_folder(folder: Path) -> int:
-    descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        raise AuditLogBusyError(
-            f"another process writes the audit log in {folder}",
-            hint="A log has one writer. Stop the other one first.",
-        ) from None
-    return descriptor

@@ -1,0 +1,104 @@
+"""``kvrun verify``: check an audit log offline, without trusting who wrote it."""
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from kvrun.audit.errors import AuditError
+from kvrun.audit.files import read_keys, verify_files
+from kvrun.audit.verdict import Aspect, Code, VerificationReport
+from kvrun.audit.verify import Trust
+
+
+def verify_command(
+    segments: Annotated[
+        list[Path], typer.Argument(metavar="SEGMENT...", help="Segments, or whole log folders.")
+    ],
+    checkpoint: Annotated[
+        list[Path] | None,
+        typer.Option(help="A checkpoint that somebody else than the log kept. Repeatable."),
+    ] = None,
+    key: Annotated[
+        Path | None, typer.Option(help="File with the log's verifier key, from a trusted source.")
+    ] = None,
+    witness_key: Annotated[
+        Path | None, typer.Option(help="File with the verifier keys of witnesses, one a line.")
+    ] = None,
+    max_age: Annotated[
+        float | None, typer.Option(help="Fail if the last record is older than this many seconds.")
+    ] = None,
+    max_silence: Annotated[
+        float, typer.Option(help="Longest pause of a running writer, in seconds.")
+    ] = 300.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Verify an audit log offline: integrity, completeness, freshness, witnessed.
+
+    Ends with status 0 when nothing failed under a trusted key, 1 when something failed, and 2 when
+    nothing failed but the signing key was only taken from the log itself (no --key).
+
+    Example: kvrun verify data/audit --key log.vkey --checkpoint kept-elsewhere/checkpoint
+    """
+    trust = Trust(
+        keys=read_keys(key) if key else (),
+        witnesses=read_keys(witness_key) if witness_key else (),
+        remembered=tuple(_read(path) for path in checkpoint or ()),
+        now=time.time(),
+        max_age_seconds=max_age,
+        max_silence_seconds=max_silence,
+    )
+    report = verify_files(segments, trust)
+    typer.echo(report_json(report) if as_json else report_text(report))
+    raise typer.Exit(report.exit_code)
+
+
+def report_text(report: VerificationReport) -> str:
+    """One line a verdict: aspect, verdict, and the findings that decided it."""
+    first = f"log {report.log_id or '(none)'}, records {report.first_seq} to {report.next_seq - 1}"
+    if report.next_seq <= report.first_seq:
+        first = f"log {report.log_id or '(none)'}, no records"
+    lines = [first]
+    for aspect in Aspect:
+        verdict = report.verdict(aspect)
+        found = [
+            item for item in report.findings if item.aspect is aspect and item.verdict is verdict
+        ]
+        shown = "; ".join(f"{item.code}: {item.detail}" for item in found[:3])
+        more = f"; and {len(found) - 3} more" if len(found) > 3 else ""
+        lines.append(f"{aspect:<13} {verdict:<8} {shown}{more}")
+    if Code.SELF_ASSERTED in report.codes():
+        lines.append("note          the signer is self-asserted: no trusted key was given (--key)")
+    return "\n".join(lines)
+
+
+def report_json(report: VerificationReport) -> str:
+    """The report as one JSON object."""
+    return msgspec.json.encode(
+        {
+            "log": report.log_id,
+            "first_seq": report.first_seq,
+            "next_seq": report.next_seq,
+            "trusted_key": report.trusted_key,
+            "exit_code": report.exit_code,
+            "verdicts": {str(aspect): str(report.verdict(aspect)) for aspect in Aspect},
+            "findings": [
+                {
+                    "aspect": item.aspect,
+                    "code": item.code,
+                    "verdict": item.verdict,
+                    "detail": item.detail,
+                }
+                for item in report.findings
+            ],
+        }
+    ).decode()
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise AuditError(f"the checkpoint {path} cannot be read: {error.strerror}") from error
