@@ -29,6 +29,8 @@ def seal(
 
     Takes a few seconds and 256 MiB of memory. Ends with status 1 when a goal was missed; a
     comparison that the machine's noise makes meaningless is reported without a verdict.
+
+    Example: kvrun bench seal --json
     """
     finish(run_seal_bench(SealBenchSettings(block_bytes=block_kib << 10, pairs=pairs)), as_json)
 

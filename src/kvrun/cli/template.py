@@ -11,31 +11,7 @@ from kvrun.config.values import format_size
 
 _WIDTH = 96
 
-GATEWAY_NOTES: Mapping[str, str] = {
-    "gateway.host": "Address to listen on; anything but loopback needs TLS or behind_proxy.",
-    "gateway.port": "Port to listen on.",
-    "gateway.tls_cert": "Certificate chain (PEM).",
-    "gateway.tls_key": "Private key (PEM).",
-    "gateway.behind_proxy": "true where a proxy on this machine or network speaks TLS in front.",
-    "gateway.engine_url": "Engine on this machine; unset: the one that `kvrun up` starts.",
-    "gateway.engine_api_key_file": "File with the engine's own API key, if it wants one.",
-    "gateway.instance_socket": "Socket of the daemon; unset: instance.socket.",
-    "gateway.claim_key_file": "Private key that signs claims, for `kvrun gateway` run alone.",
-    "gateway.state_dir": "Where it remembers having seen a tenant; unset: gateway in data_dir.",
-    "gateway.tenant_from": '"header", "jwt:CLAIM", "body:safety_identifier" or "body:user".',
-    "gateway.tenant_header": "Header that names the tenant.",
-    "gateway.session_header": "Header that names the session.",
-    "gateway.multi_tenant": "true: a request without a tenant gets 400.",
-    "gateway.mixed": "true: requests without a tenant stay allowed beside those with one.",
-    "gateway.require_auth": "false: no API key is asked for (loopback or behind a proxy only).",
-    "gateway.api_keys_file": "API keys (hashes); unset: api_keys.json in data_dir.",
-    "gateway.max_body_bytes": "Largest request body in bytes.",
-    "gateway.max_sessions_cached": "Sessions whose salt is kept in memory.",
-    "gateway.claim_lifetime_s": "How long a signed claim is valid (seconds).",
-    "gateway.session_timeout_s": "Longest wait for the daemon's answer (seconds).",
-    "gateway.body_timeout_s": "Longest wait for a request's body (seconds).",
-    "gateway.connect_timeout_s": "Longest wait for a connection to the engine (seconds).",
-    "gateway.response_timeout_s": "Longest wait for the engine's next bytes (seconds).",
+_JWT_NOTES: Mapping[str, str] = {
     "gateway.jwt.issuer": "Who issues the tokens (iss).",
     "gateway.jwt.audience": "For whom they are issued (aud).",
     "gateway.jwt.jwks_url": "Where the issuer's keys are (https, or http on loopback).",
@@ -44,12 +20,11 @@ GATEWAY_NOTES: Mapping[str, str] = {
     "gateway.jwt.jwks_max_age_s": "How long fetched keys are kept (seconds).",
     "gateway.jwt.leeway_s": "Clock difference that is tolerated (seconds).",
 }
-"""One line for each setting of ``[gateway]``, whose class belongs to the gateway."""
 
 
 def describe(setting: Setting) -> str:
     """A setting's one-line description."""
-    return setting.description or GATEWAY_NOTES.get(setting.key, "")
+    return setting.description or _JWT_NOTES.get(setting.key, "")
 
 
 def render(chosen: Mapping[str, Any]) -> str:

@@ -35,8 +35,8 @@ class EngineSection(Section):
     enforce_eager: bool = setting(False, "Start without compiling: quicker start, slower answers.")
     omp_threads_bind: str | None = setting(
         None,
-        'Cores of the CPU engine, as "0-7" or "0-3|4-7" for two workers; unset: one core fewer '
-        "than there are, from the first.",
+        'Cores of the CPU engine, as "0-7" or "0-3|4-7" for two workers; unset: every core that '
+        "kvrun may use.",
         pattern=r"^[0-9,|-]+$",
     )
     startup_timeout_s: int = setting(

@@ -1,6 +1,7 @@
 """Value types that several sections share: sizes, scope ids, section base class."""
 
 import re
+from decimal import Decimal
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
@@ -20,7 +21,7 @@ def parse_size(value: object) -> int:
     if isinstance(value, str):
         match = _SIZE.fullmatch(value)
         if match and match[2].lower() in _UNITS:
-            size = float(match[1]) * _UNITS[match[2].lower()]
+            size = Decimal(match[1]) * _UNITS[match[2].lower()]
             if size == int(size):
                 return int(size)
     raise ValueError('a size is a whole number of bytes or text such as "512MiB", "2GiB", "10GB"')
