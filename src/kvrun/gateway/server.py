@@ -9,6 +9,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from kvrun.gateway.app import GatewayParts, build_proxy
 from kvrun.gateway.errors import GatewayConfigError
+from kvrun.gateway.proxy import GatewayProxy
 from kvrun.gateway.settings import GatewaySettings
 
 BACKLOG = 2048
@@ -29,12 +30,16 @@ def run_gateway(
     instance daemon. Raises GatewayConfigError for settings that cannot work and for an address
     that cannot be bound.
     """
-    forbid_dumps()
     parts = GatewayParts(settings, claim_key=claim_key, token=token)
-    proxy = build_proxy(settings, parts)
+    serve(settings, build_proxy(settings, parts))
+
+
+def serve(settings: GatewaySettings, app: GatewayProxy) -> None:
+    """Bind and serve an application that is already built, until SIGTERM or SIGINT."""
+    forbid_dumps()
     listener = bind(settings.host, settings.port)
     config = uvicorn.Config(
-        proxy,
+        app,
         loop="uvloop",
         http="httptools",
         ws="none",
