@@ -1,0 +1,29 @@
+# make demo: the whole story with a real model (no root needed). KEEP=1 leaves it running,
+# MODEL=... takes another model. make test: everything but the recorded long run.
+.PHONY: demo test test-long lint setup setup-dev wheel clean
+
+demo: setup
+	@.venv/bin/kvrun demo $(if $(KEEP),--keep) $(if $(MODEL),--model "$(MODEL)")
+
+test: setup-dev
+	@scripts/test.sh $(ARGS)
+
+test-long: setup-dev
+	@.venv/bin/python -m pytest -m long --timeout 7200 $(ARGS)
+
+lint: setup-dev
+	.venv/bin/ruff format --check .
+	.venv/bin/ruff check .
+	.venv/bin/mypy
+
+wheel: setup-dev
+	.venv/bin/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+
+setup:
+	@scripts/venv.sh
+
+setup-dev:
+	@scripts/venv.sh --dev
+
+clean:
+	rm -rf .venv dist build .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# Runs the tests: scripts/test.sh [pytest arguments]. As root it first installs through apt what
+# tests need; elsewhere tests whose tools are missing are left out by name, and that is said.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+need=()
+for pair in nginx:nginx-light gcc:gcc g++:g++; do
+  command -v "${pair%%:*}" >/dev/null || [[ -x /usr/sbin/${pair%%:*} ]] || need+=("${pair##*:}")
+done
+names=
+markers="not long"
+if ((${#need[@]})) && [[ $(id -u) == 0 ]] && command -v apt-get >/dev/null; then
+  echo "installing ${need[*]}"
+  export DEBIAN_FRONTEND=noninteractive
+  apt-get update -qq
+  apt-get install -qq -y --no-install-recommends "${need[@]}" >/dev/null
+  need=()
+fi
+for package in "${need[@]}"; do
+  case $package in
+    nginx-light)
+      names="not nginx"
+      echo "left out: tests with nginx in their name (install nginx-light to run them)"
+      ;;
+    *)
+      markers="$markers and not engine and not e2e"
+      echo "left out: tests of the engine, which compiles at run time (install $package)"
+      ;;
+  esac
+done
+if [[ $(id -u) != 0 ]]; then
+  markers="$markers and not root"
+  echo "left out: tests marked root (they read raw memory and mount loop devices)"
+fi
+exec "${VENV:-.venv}/bin/python" -m pytest -m "$markers" ${names:+-k "$names"} "$@"
