@@ -16,7 +16,7 @@ from kvrun.audit.merkle import leaf_hashes, tree_root
 from kvrun.audit.verdict import Aspect, Code
 
 LOG_ID = "kvrun.test/instances/one"
-START = 1_800_000_000.0
+START = 1_700_000_000.0
 QUIET = AuditLimits(
     group_seconds=60, checkpoint_seconds=3600, heartbeat_seconds=3600, segment_bytes=6000
 )
@@ -256,7 +256,7 @@ def never_write_for_an_hour(world: World) -> None:
     lines = world.lines()
     for at in range(30, len(lines)):
         record = json.loads(lines[at])
-        record["ts"] = record["ts"].replace("T08:", "T09:")
+        record["ts"] = record["ts"].replace("T22:", "T23:")
         lines[at] = json.dumps(record).encode()
     world.write(rehash(lines))
     world.sign()

@@ -36,7 +36,7 @@ def test_an_honest_log_fails_nothing_and_claims_no_more_than_is_known(tmp_path: 
 
 def test_with_memory_a_witness_and_a_clock_all_four_pass(tmp_path: Path) -> None:
     world = honest(tmp_path)
-    note = cosign_checkpoint(world.remembered, "witness.test/w1", WITNESS, 1_800_000_100)
+    note = cosign_checkpoint(world.remembered, "witness.test/w1", WITNESS, 1_700_000_100)
     trust = Trust(
         keys=(signer().key,),
         witnesses=(WITNESS_KEY,),
@@ -52,7 +52,7 @@ def test_with_memory_a_witness_and_a_clock_all_four_pass(tmp_path: Path) -> None
 
 def test_a_forged_cosignature_fails_the_witnessed_verdict(tmp_path: Path) -> None:
     world = honest(tmp_path)
-    note = cosign_checkpoint(world.remembered, "witness.test/w1", WITNESS, 1_800_000_100)
+    note = cosign_checkpoint(world.remembered, "witness.test/w1", WITNESS, 1_700_000_100)
     other = VerifierKey("witness.test/w1", COSIGNATURE_V1, WITNESS_KEY.public_key)
     head, _, line = note.rstrip(b"\n").rpartition(b"\n")
     forged = head + b"\n" + line[:-8] + (b"AAAAAAA=" if line[-8:] != b"AAAAAAA=" else b"BBBBBBA=")

@@ -1,0 +1,105 @@
+"""``kvrun verify`` and ``kvrun audit`` on a real log."""
+
+import json
+from pathlib import Path
+
+import pytest
+import typer
+from simulator import edit_a_record, honest, rewrite_with_the_key, signer
+from typer.testing import CliRunner
+
+from kvrun.audit.errors import AuditError
+from kvrun.audit.proof import check_proof, parse_proof
+from kvrun.bench.audit import AuditBenchSettings, run_audit_bench
+from kvrun.cli.audit import app as audit_app
+from kvrun.cli.verify import verify_command
+
+verify_app = typer.Typer()
+verify_app.command()(verify_command)
+run = CliRunner().invoke
+
+
+@pytest.fixture
+def key(tmp_path: Path) -> str:
+    path = tmp_path / "trusted.vkey"
+    path.write_text(f"# the log's key\n{signer().key.text()}\n")
+    return str(path)
+
+
+def test_verify_prints_one_line_a_verdict_and_ends_with_0(tmp_path: Path, key: str) -> None:
+    world = honest(tmp_path)
+    result = run(verify_app, [str(world.folder), "--key", key])
+    assert result.exit_code == 0
+    lines = result.output.splitlines()
+    assert [line.split()[:2] for line in lines[1:]] == [
+        ["integrity", "pass"],
+        ["completeness", "unknown"],
+        ["freshness", "unknown"],
+        ["witnessed", "unknown"],
+    ]
+
+
+def test_verify_ends_with_2_without_a_trusted_key(tmp_path: Path) -> None:
+    world = honest(tmp_path)
+    result = run(verify_app, [str(path) for path in reversed(world.segments())])
+    assert result.exit_code == 2
+    assert "self-asserted" in result.output
+
+
+def test_verify_ends_with_1_and_names_the_attack(tmp_path: Path, key: str) -> None:
+    world = honest(tmp_path)
+    edit_a_record(world)
+    result = run(verify_app, [str(world.folder), "--key", key, "--json"])
+    assert result.exit_code == 1
+    report = json.loads(result.output)
+    assert report["verdicts"]["integrity"] == "fail"
+    assert {"chain_broken", "manifest_mismatch"} <= {f["code"] for f in report["findings"]}
+
+
+def test_a_kept_checkpoint_shows_a_rewrite_by_the_keys_owner(tmp_path: Path, key: str) -> None:
+    world = honest(tmp_path)
+    kept = tmp_path / "kept"
+    kept.write_bytes(world.remembered)
+    rewrite_with_the_key(world)
+    assert run(verify_app, [str(world.folder), "--key", key]).exit_code == 0
+    result = run(verify_app, [str(world.folder), "--key", key, "--checkpoint", str(kept)])
+    assert result.exit_code == 1
+    assert "forked" in result.output
+
+
+def test_a_missing_file_is_named(tmp_path: Path, key: str) -> None:
+    missing = tmp_path / "segment-0000000000000000.jsonl"
+    result = run(verify_app, [str(missing), "--key", key])
+    assert isinstance(result.exception, AuditError)
+    assert str(missing) in result.exception.message
+
+
+def test_tail_shows_the_newest_and_show_filters(tmp_path: Path) -> None:
+    world = honest(tmp_path)
+    folder = ["--folder", str(world.folder)]
+    result = run(audit_app, ["tail", "-n", "3", *folder])
+    assert result.output.encode().splitlines() == world.lines()[-3:]
+    result = run(audit_app, ["show", "--request", "req-7", *folder])
+    assert [json.loads(line)["request_id"] for line in result.output.splitlines()] == ["req-7"]
+    result = run(audit_app, ["show", "--event", "log_closed", "--since", "2023", *folder])
+    assert len(result.output.splitlines()) == 1
+
+
+def test_checkpoint_and_prove_give_files_that_others_can_check(tmp_path: Path) -> None:
+    world = honest(tmp_path)
+    folder = ["--folder", str(world.folder)]
+    result = run(audit_app, ["checkpoint", *folder])
+    assert result.output.encode() == (world.folder / "checkpoint").read_bytes()
+    proof = run(audit_app, ["prove", "17", *folder]).output.encode()
+    assert check_proof(parse_proof(proof), world.lines()[17], [signer().key]) is not None
+    assert isinstance(run(audit_app, ["prove", "99", *folder]).exception, AuditError)
+
+
+def test_the_benchmark_measures_and_verifies_what_it_wrote(tmp_path: Path) -> None:
+    settings = AuditBenchSettings(records=600, batch=50, rounds=2, folder=tmp_path)
+    report = run_audit_bench(settings)
+    assert [row.metric for row in report.rows if row.goal] == [
+        "append, durable",
+        "verify, one core",
+    ]
+    assert all(row.value and row.value > 0 for row in report.rows)
