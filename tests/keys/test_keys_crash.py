@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from keys_support import Clock, LossyDisk, abandon, open_service
 
 from kvrun.keys import KeyService, KeyUnavailableError, RecoveryReport
+from kvrun.keys.slots import OsSlotIO
 
 SURVIVORS = [("alice", "stays"), ("bob", "stays"), ("bob", "too")]
 VICTIM = ("alice", "goes")
@@ -205,4 +206,36 @@ def test_a_slot_with_changed_bytes_is_lost_alone(tmp_path: Path) -> None:
     assert service.recovery.torn_slots == 1
     del salts[VICTIM]
     assert salts_of(service) == salts
+    service.close()
+
+
+class _CountingIO(OsSlotIO):
+    def __init__(self) -> None:
+        self.writes = self.syncs = 0
+
+    def pwrite(self, descriptor: int, data: bytes | memoryview, offset: int) -> None:
+        self.writes += 1
+        super().pwrite(descriptor, data, offset)
+
+    def sync(self, descriptor: int) -> None:
+        self.syncs += 1
+        super().sync(descriptor)
+
+
+@pytest.mark.parametrize("survivors", [10, 100])
+def test_a_rotation_writes_each_survivor_once_and_syncs_six_times(
+    tmp_path: Path, survivors: int
+) -> None:
+    io = _CountingIO()
+    service = open_service(tmp_path, io=io)
+    for number in range(survivors + 5):
+        service.acquire("alice", f"s{number}")
+    for number in range(4):
+        service.acquire("bob", f"s{number}")
+    io.writes = io.syncs = 0
+    service.destroy_tenant("bob")
+    # alice's key and sessions once; five victims: tombstone, zeroed half, two zeros to free;
+    # the root: one new epoch key, two zeros over the old one.
+    assert io.writes == (survivors + 5 + 1) + 5 * (1 + 1 + 2) + 3
+    assert io.syncs == 6
     service.close()

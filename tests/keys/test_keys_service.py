@@ -209,8 +209,7 @@ def test_idle_and_old_sessions_expire_and_are_reported_once(tmp_path: Path) -> N
     assert service.find("alice", "idle") is None
     gone = service.destroy_expired()
     assert [(key.session_ref, key.reason) for key in gone] == [(idle.session_ref, "idle")]
-    assert idle.destroyed
-    assert not busy.destroyed
+    assert [idle.destroyed, busy.destroyed] == [True, False]
     for _ in range(3):
         clock.time += 50
         service.acquire("alice", "busy")
