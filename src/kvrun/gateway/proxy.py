@@ -168,7 +168,7 @@ class GatewayProxy:
             )
             self._metrics.first_byte.observe(self._clock() - started)
             try:
-                await self._pass_on(answer, tracker.send, request_id, admitted)
+                await self._pass_on(answer, tracker, request_id, admitted)
             finally:
                 answer.close()
         except asyncio.CancelledError:
@@ -179,13 +179,13 @@ class GatewayProxy:
             watcher.stop()
 
     async def _pass_on(
-        self, answer: EngineAnswer, send: Send, request_id: str, admitted: Admitted
+        self, answer: EngineAnswer, tracker: _Tracker, request_id: str, admitted: Admitted
     ) -> None:
         if answer.status != 200 or not answer.content_type.startswith("text/event-stream"):
             secrets = [admitted.salt] + ([admitted.claim] if admitted.claim is not None else [])
-            await self._pass_whole(answer, send, request_id, secrets=secrets)
+            await self._pass_whole(answer, tracker.send, request_id, secrets=secrets)
             return
-        await send(
+        await tracker.send(
             {
                 "type": "http.response.start",
                 "status": 200,
@@ -197,7 +197,7 @@ class GatewayProxy:
                 ],
             }
         )
-        scrubber = EventScrubber()
+        scrubber, send = EventScrubber(), tracker.raw_send
         try:
             while chunk := await answer.read():
                 events = scrubber.feed(chunk)
@@ -262,19 +262,19 @@ class _Tracker:
     """Knows whether an answer has begun, and with which status."""
 
     def __init__(self, send: Send) -> None:
-        self._send = send
+        self.raw_send = send
         self.status = 0
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-        await self._send(message)
+        await self.raw_send(message)
 
     async def abort(self, error: KvrunError) -> None:
         """End a stream that has begun with an error event, as OpenAI's clients expect it."""
         shown = error if isinstance(error, GatewayError) else GatewayError(error.message)
         event = b"data: " + shown.body() + b"\n\n"
-        await self._send({"type": "http.response.body", "body": event, "more_body": False})
+        await self.raw_send({"type": "http.response.body", "body": event, "more_body": False})
 
 
 class _DisconnectWatcher:
