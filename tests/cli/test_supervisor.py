@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from kvrun.cli.readiness import unix_accepts
 from kvrun.cli.supervisor import (
     ChildError,
     ChildSpec,
@@ -175,6 +176,30 @@ def test_one_child_can_be_stopped_and_started_again_and_keeps_the_log_before(
     log = supervisor.log_path("engine")
     assert "hello" in log.with_suffix(".log.1").read_text()
     assert log.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_socket_that_a_killed_child_left_does_not_stop_the_next(
+    tmp_path: Path, supervisor: Supervisor
+) -> None:
+    path = tmp_path / "child.sock"
+    code = f"""
+import socket, time
+server = socket.socket(socket.AF_UNIX)
+server.bind({str(path)!r})
+server.listen()
+time.sleep(60)
+"""
+    child = ChildSpec(
+        "engine",
+        (sys.executable, "-c", code),
+        {},
+        lambda: unix_accepts(path),
+        sockets=(path,),
+    )
+    supervisor.start(child)
+    supervisor.kill("engine")
+    assert path.exists()
+    supervisor.start(child)
 
 
 def test_a_stop_request_ends_a_start_that_waits(tmp_path: Path, supervisor: Supervisor) -> None:

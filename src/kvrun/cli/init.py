@@ -37,12 +37,17 @@ def init(
     """
     config, key = create(folder, model=model, name=name, workspace=workspace, port=port)
     out = console()
-    out.print(f"wrote {folder / DEFAULT_FILE} and {config.instance.data_dir}", markup=False)
-    out.print(f"\nFirst API key, shown this once:\n\n  {key}\n", markup=False)
+    out.print(
+        f"wrote {folder / DEFAULT_FILE} and {config.instance.data_dir}",
+        markup=False,
+        soft_wrap=True,
+    )
+    out.print(f"\nFirst API key, shown this once:\n\n  {key}\n", markup=False, soft_wrap=True)
     out.print(
         f"One-time owner link token: in {config.layout.owner_link} (only you can read it)\n"
         f"Next: cd {folder} && kvrun doctor && kvrun up",
         markup=False,
+        soft_wrap=True,
     )
 
 

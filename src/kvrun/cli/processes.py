@@ -33,6 +33,7 @@ def instance_spec(
         command=tuple(instance_command(config_file)),
         environment=_own_environment(config, environment),
         ready=lambda: unix_accepts(socket),
+        sockets=(socket,),
         secret=launch.for_instance(),
     )
 
@@ -52,6 +53,7 @@ def engine_spec(
         command=tuple(command),
         environment={**_without_kvrun(environment), **added},
         ready=lambda: http_answers(url, "/health"),
+        sockets=(config.layout.engine_socket,) if config.engine.transport == "unix" else (),
         ready_timeout_s=config.engine.startup_timeout_s,
         stop_timeout_s=20.0,
     )

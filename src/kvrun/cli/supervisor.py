@@ -59,6 +59,7 @@ class ChildSpec:
     ready_timeout_s: float = 60.0
     stop_timeout_s: float = 15.0
     secret: bytes | None = field(default=None, repr=False)
+    sockets: tuple[Path, ...] = ()
 
 
 @dataclass(slots=True)
@@ -166,6 +167,8 @@ def _spawn(spec: ChildSpec, log: Path) -> subprocess.Popen[bytes]:
     log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with suppress(FileNotFoundError):
         log.replace(log.with_suffix(".log.1"))
+    for path in spec.sockets:
+        path.unlink(missing_ok=True)
     environment = dict(spec.environment) | {PARENT_VARIABLE: str(os.getpid())}
     inherited: tuple[int, ...] = ()
     if spec.secret is not None:

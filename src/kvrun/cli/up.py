@@ -166,7 +166,7 @@ class _Display:
         self._live.stop()
 
     def say(self, text: str) -> None:
-        self._out.print(text, markup=False)
+        self._out.print(text, markup=False, soft_wrap=True)
 
     def state(self, name: str, state: ChildState) -> None:
         self._states[name] = (state, time.monotonic())
