@@ -227,6 +227,41 @@ def test_appending_after_close_is_refused(open_log: Open) -> None:
         log.append(sealed(1))
 
 
+def test_whatever_was_accepted_before_the_stop_is_durable(folder: Path, open_log: Open) -> None:
+    log = open_log(AuditLimits())
+    accepted: list[int] = []
+
+    def work() -> None:
+        try:
+            while True:
+                accepted.append(log.append(sealed(1)))
+        except AuditUnavailableError:
+            return
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.05)
+    log.close()
+    for thread in threads:
+        thread.join()
+    seqs = {record.seq for record in read_records(folder)}
+    assert set(accepted) <= seqs
+    assert events_of(folder)[-1][0] is Event.LOG_CLOSED
+    assert fine(folder)
+
+
+def test_an_unwritable_folder_is_unavailable_and_leaves_no_lock(
+    folder: Path, open_log: Open, disk: FailingDisk
+) -> None:
+    disk.broken = True
+    with pytest.raises(AuditUnavailableError, match="Input/output error"):
+        open_log()
+    disk.broken = False
+    open_log().close()
+    assert fine(folder)
+
+
 @pytest.mark.parametrize("write_half", [False, True])
 def test_require_mode_refuses_while_the_disk_fails_and_then_records_a_gap(
     folder: Path, open_log: Open, disk: FailingDisk, write_half: bool

@@ -129,13 +129,15 @@ def read_records(folder: Path, *, from_seq: int = 0) -> Iterator[Record]:
     for index, segment in enumerate(segments):
         if index + 1 < len(segments) and starts[index + 1] <= from_seq:
             continue
+        seq = starts[index]
         for chunk in read_chunks(segment):
             if not chunk.endswith(b"\n"):
                 break
-            for line in chunk[:-1].split(b"\n"):
-                record = decode_record(line)
-                if record.seq >= from_seq:
-                    yield record
+            lines = chunk[:-1].split(b"\n")
+            # A record's number follows from its line, so what is skipped need not be decoded.
+            for line in lines[max(0, from_seq - seq) :]:
+                yield decode_record(line)
+            seq += len(lines)
 
 
 def replace_file(path: Path, data: bytes) -> None:

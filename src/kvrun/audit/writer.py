@@ -19,11 +19,11 @@ from kvrun.audit.errors import AuditUnavailableError
 from kvrun.audit.record import (
     AuditEvent,
     Event,
-    Outcome,
     Stamper,
     check_event,
     check_log_id,
     decode_record,
+    gap_event,
 )
 from kvrun.audit.recovery import RecoveredLog, recover
 from kvrun.audit.segment import (
@@ -74,7 +74,11 @@ class AuditLog:
             lock = lock_folder(folder)
             recovered = recover(folder, log_id, signer)
             log = cls(folder, log_id, signer, now, mode, limits or AuditLimits(), lock, recovered)
-            log._start(recovered)
+            try:
+                log._start(recovered)
+            except BaseException:
+                log._file.close()
+                raise
         except BaseException as error:
             if lock >= 0:
                 os.close(lock)
@@ -122,6 +126,8 @@ class AuditLog:
         self._note, self._signed_size = b"", recovered.signed_size
         started = time.monotonic()
         self._rolled_at = self._signed_at = self._appended_at = self._tried_at = started
+        periods = limits.checkpoint_seconds, limits.heartbeat_seconds, limits.segment_seconds
+        self._nap = min(periods) / 4
         self._thread = threading.Thread(target=self._run, name="audit-log", daemon=True)
 
     def append(self, event: AuditEvent) -> int:
@@ -237,12 +243,13 @@ class AuditLog:
             with self._lock:
                 if self._available:
                     self._add(AuditEvent(event=Event.LOG_CLOSED))
+                # From here on appends are refused: nothing follows the record of the stop.
+                self._closed = True
             self.commit()
             with self._io:
                 self._guard(self._write_checkpoint)
         finally:
             with self._io:
-                self._closed = True
                 self._file.close()
                 os.close(self._lock_file)
 
@@ -250,7 +257,7 @@ class AuditLog:
         self._add(AuditEvent(event=Event.LOG_OPENED))
         if not recovered.clean:
             reason = "torn_tail" if recovered.cut else "unclean_stop"
-            self._add(_gap(reason, recovered.cut_records))
+            self._add(gap_event(reason, recovered.cut_records))
         replace_file(self.folder / SIGNER_NAME, self._signer.key.text().encode() + b"\n")
         with self._io:
             self._write_pending()
@@ -303,14 +310,14 @@ class AuditLog:
             if self._available:
                 return
             if not self._gap_pending:
-                self._add(_gap("write_failed", self._lost))
+                self._add(gap_event("write_failed", self._lost))
                 self._lost, self._gap_pending = 0, True
         if not self._guard(self._write_pending) or not self._guard(self._write_checkpoint):
             return
         with self._lock:
             self._gap_pending = False
             if self._lost:
-                self._add(_gap("write_failed", self._lost))
+                self._add(gap_event("write_failed", self._lost))
                 self._lost = 0
             self._available, self._why = True, ""
 
@@ -357,16 +364,12 @@ class AuditLog:
                     return
                 quiet = time.monotonic() - self._appended_at > _POLL_AFTER_ACTIVITY_SECONDS
                 self._asleep = quiet and not self._pending and self._available
-                self._wake.wait(self._nap() if self._asleep else self.limits.group_seconds)
+                self._wake.wait(self._nap if self._asleep else self.limits.group_seconds)
                 if self._asleep and self._pending:
                     self._wake.wait(self.limits.group_seconds)
                 self._asleep = False
             with self._io:
                 self._tick(time.monotonic())
-
-    def _nap(self) -> float:
-        limits = self.limits
-        return min(limits.checkpoint_seconds, limits.heartbeat_seconds, limits.segment_seconds) / 4
 
     def _tick(self, moment: float) -> None:
         limits = self.limits
@@ -389,13 +392,9 @@ class AuditLog:
             self._guard(self._write_checkpoint)
 
     def _unavailable(self) -> AuditUnavailableError:
-        if self._closed:
+        if self._closed and self._available:
             return AuditUnavailableError(f"the audit log {self.log_id} is closed")
         return AuditUnavailableError(
             f"the audit log {self.log_id} in {self.folder} cannot be written: {self._why}",
             hint="What needs a record is refused until the log can be written again.",
         )
-
-
-def _gap(reason: str, lost: int) -> AuditEvent:
-    return AuditEvent(event=Event.GAP, outcome=Outcome.FAILED, reason=reason, lost=lost)
