@@ -387,7 +387,11 @@ def test_a_live_session_is_acquired_while_the_service_is_busy_with_the_disk(
     done = threading.Event()
     with service._lock:  # what a rotation holds
         thread = threading.Thread(
-            target=lambda: done.set() if service.acquire("alice", "one") is keys else None
+            target=lambda: (
+                done.set()
+                if service.acquire("alice", "one") is service.find("alice", "one") is keys
+                else None
+            )
         )
         thread.start()
         assert done.wait(5)

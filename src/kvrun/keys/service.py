@@ -168,7 +168,13 @@ class KeyService:
             return handle
 
     def find(self, tenant: str, session: str) -> SessionKeys | None:
-        """The session's keys if it has any that are not expired. Never creates, is no use."""
+        """The session's keys if it has any that are not expired.
+
+        Never creates, and is no use: who goes on to use the keys calls their ``touch``.
+        """
+        handle = self._open.get((tenant, session))
+        if handle is not None and self._usable(handle, self._now()):
+            return handle
         check_name(tenant, "tenant")
         check_name(session, "session")
         with self._lock:
