@@ -1,6 +1,6 @@
 """From a request's headers and body to the body the engine gets: proxy and middleware share it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvrun.claims.claim import Claim, ClaimSigner, encode_base64url
@@ -13,7 +13,7 @@ from kvrun.gateway.identity import (
     IdentityPolicy,
     Principal,
     check_headers,
-    resolve_identity,
+    resolve_checked,
 )
 from kvrun.gateway.jsonbody import encode_object, parse_object
 from kvrun.gateway.routes import Api, Route
@@ -23,6 +23,14 @@ from kvrun.gateway.seen import SeenTenant
 HeaderList = Sequence[tuple[bytes, bytes]]
 SALT_BYTES = 32
 NONCE_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who is asking, and the identity headers that came along."""
+
+    principal: Principal
+    identity_headers: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,26 +72,22 @@ class Admission:
         """An id of our own; a client's X-Request-Id never reaches engine or log."""
         return f"kvr-{self._random_bytes(16).hex()}"
 
-    async def authenticate(self, headers: HeaderList, scope: str = SCOPE_INFERENCE) -> Principal:
+    async def authenticate(self, headers: HeaderList, scope: str = SCOPE_INFERENCE) -> Caller:
         """Who is asking; also refuses headers that no client may send. Raises GatewayError."""
-        check_headers(headers, self._policy)
-        return await self._authenticator.authenticate(headers, scope)
+        identity_headers = check_headers(headers, self._policy)
+        principal = await self._authenticator.authenticate(headers, scope)
+        return Caller(principal, identity_headers)
 
     async def admit(
-        self,
-        route: Route,
-        headers: HeaderList,
-        principal: Principal,
-        raw_body: bytes,
-        request_id: str,
+        self, route: Route, caller: Caller, raw_body: bytes, request_id: str
     ) -> Admitted:
         """The stamped request. Raises GatewayError, or the daemon's refusal (KvrunError)."""
         body = parse_object(raw_body)
         checked = check_body(route, body)
-        identity = resolve_identity(
-            headers,
+        identity = resolve_checked(
+            caller.identity_headers,
             body,
-            principal,
+            caller.principal,
             self._policy,
             seen_tenant=self._seen.seen,
             user_in_metadata=route.api is Api.MESSAGES,

@@ -80,13 +80,27 @@ async def refuse_websocket(receive: Receive, send: Send) -> None:
 
 
 async def _next(receive: Receive, timeout_s: float) -> Message:
+    # A bare timer instead of asyncio.timeout: the body has nearly always arrived with the headers.
+    task = asyncio.current_task()
+    assert task is not None
+    expired = False
+
+    def expire() -> None:
+        nonlocal expired
+        expired = True
+        task.cancel()
+
+    timer = asyncio.get_running_loop().call_later(timeout_s, expire)
     try:
-        async with asyncio.timeout(timeout_s):
-            message = await receive()
-    except TimeoutError:
-        raise GatewayError(
-            "the body did not arrive in time", status=408, code="body_timeout"
-        ) from None
+        message = await receive()
+    except asyncio.CancelledError:
+        if expired and not task.uncancel():
+            raise GatewayError(
+                "the body did not arrive in time", status=408, code="body_timeout"
+            ) from None
+        raise
+    finally:
+        timer.cancel()
     if message["type"] == "http.disconnect":
         raise ClientGoneError
     return message

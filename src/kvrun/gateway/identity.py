@@ -121,7 +121,26 @@ def resolve_identity(
     Raises GatewayError: 400 for a missing or malformed id, 403 where the credential and the
     tenant do not agree.
     """
-    identity_headers = check_headers(headers, policy)
+    return resolve_checked(
+        check_headers(headers, policy),
+        body,
+        principal,
+        policy,
+        seen_tenant=seen_tenant,
+        user_in_metadata=user_in_metadata,
+    )
+
+
+def resolve_checked(
+    identity_headers: Mapping[str, str],
+    body: Mapping[str, object] | None,
+    principal: Principal,
+    policy: IdentityPolicy,
+    *,
+    seen_tenant: bool,
+    user_in_metadata: bool,
+) -> Identity:
+    """The same for headers that ``check_headers`` has been through already."""
     session = identity_headers.get(policy.session_header.lower(), DEFAULT_SESSION)
     tenant = _named_tenant(identity_headers, body or {}, principal, policy, user_in_metadata)
     if principal.tenant is not None:

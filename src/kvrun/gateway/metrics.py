@@ -40,6 +40,7 @@ class GatewayMetrics:
             "Requests that failed since the engine was unreachable or broke off.",
             registry=self.registry,
         )
+        self._answered: dict[tuple[str, int], Counter] = {}
         self.in_flight = Gauge(
             "kvrun_gateway_requests_in_flight",
             "Requests being served now.",
@@ -51,6 +52,13 @@ class GatewayMetrics:
             buckets=_BUCKETS,
             registry=self.registry,
         )
+
+    def answered(self, api: str, status: int) -> None:
+        """Count one request. Looking the labels up costs more than counting: they are kept."""
+        counter = self._answered.get((api, status))
+        if counter is None:
+            counter = self._answered[api, status] = self.requests.labels(api, str(status))
+        counter.inc()
 
     def render(self) -> bytes:
         """The Prometheus text format."""

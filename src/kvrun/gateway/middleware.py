@@ -86,10 +86,10 @@ class KvrunMiddleware:
         self, scope: Scope, receive: Receive, send: Send, route: Route, request_id: str
     ) -> None:
         headers: HeaderList = scope["headers"]
-        principal = await self._admission.authenticate(headers)
+        caller = await self._admission.authenticate(headers)
         check_body_headers(headers, self._settings.max_body_bytes)
         raw = await read_body(receive, self._settings.max_body_bytes, self._settings.body_timeout_s)
-        admitted = await self._admission.admit(route, headers, principal, raw, request_id)
+        admitted = await self._admission.admit(route, caller, raw, request_id)
         inner = dict(scope)
         inner["headers"] = _engine_headers(headers, len(admitted.body), request_id)
         answer = _Answer(send, request_id)

@@ -109,7 +109,7 @@ class GatewayProxy:
             )
         finally:
             self._metrics.in_flight.dec()
-            self._metrics.requests.labels(api, str(tracker.status)).inc()
+            self._metrics.answered(api, tracker.status)
 
     async def _fail(self, tracker: _Tracker, error: KvrunError, request_id: str) -> None:
         """Answer with the error; once the answer has begun, only end it there."""
@@ -153,10 +153,10 @@ class GatewayProxy:
         started = self._clock()
         headers: HeaderList = scope["headers"]
         route = find_route(scope["method"], scope["path"])
-        principal = await self._admission.authenticate(headers)
+        caller = await self._admission.authenticate(headers)
         check_body_headers(headers, self._max_body_bytes)
         raw = await read_body(receive, self._max_body_bytes, self._body_timeout_s)
-        admitted = await self._admission.admit(route, headers, principal, raw, request_id)
+        admitted = await self._admission.admit(route, caller, raw, request_id)
         if not admitted.governed:
             self._metrics.uncached.inc()
         task = asyncio.current_task()
