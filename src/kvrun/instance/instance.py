@@ -103,7 +103,13 @@ class Instance:
         """
         with self._lock:
             if shape.cell_bytes > self._cell_bytes:
-                self.cache.carve(shape.cell_bytes)
+                try:
+                    self.cache.carve(shape.cell_bytes)
+                except ValueError as error:
+                    raise ProtocolError(
+                        f"a sealed block of {shape.cell_bytes} bytes does not fit the memory tier",
+                        hint="raise instance.memory_bytes or lower engine.block_size",
+                    ) from error
                 self._cell_bytes = shape.cell_bytes
 
     def detach_engine(self) -> list[Handle]:

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 from kvrun.instance.protocol import GroupLayout, Hello, ProtocolError
 from kvrun.instance.staging import slot_size
+from kvrun.seal.context import BlockIdentity
 from kvrun.seal.envelope import OVERHEAD_BYTES
+from kvrun.seal.errors import ContextError
 
 _FINGERPRINT_BYTES = 32
 _MIN_SLOTS = 8
@@ -83,6 +85,13 @@ def engine_layout(hello: Hello) -> EngineLayout:
                 f"{group.hashes_per_chunk} hashes a block",
                 hint="both must be at least 1",
             )
+        try:
+            BlockIdentity(b"-", number, 0, 1, group.layers, 0, group.tokens_per_block)
+        except ContextError as error:
+            raise ProtocolError(
+                f"no block of KV cache group {number} could be sealed: {error.message}",
+                hint=error.hint,
+            ) from error
     if not 1 <= hello.world_size <= 4096 or hello.context_window < 1:
         raise ProtocolError(
             f"world size {hello.world_size} or context window {hello.context_window} is not valid"

@@ -56,7 +56,11 @@ class Peer:
     def send_with_fd(self, message: Message, fd: int) -> None:
         """Send the first message of the connection with a descriptor beside it."""
         frame = encode_frame(message)
-        sent = socket.send_fds(self._sock, [frame], [fd])
+        try:
+            sent = socket.send_fds(self._sock, [frame], [fd])
+        except OSError as error:
+            self.close(str(error))
+            return
         if sent != len(frame):
             self._outgoing.appendleft(memoryview(frame)[sent:])
             self._queued_bytes += len(frame) - sent

@@ -45,6 +45,8 @@ from kvrun.instance.transfers import Transfers, WorkerLink
 
 _BACKLOG = 64
 _HELLO_TIMEOUT_S = 10.0
+_ACCEPT_PAUSE_S = 0.1
+_ENGINE_ROLES = (Role.SCHEDULER, Role.WORKER)
 _log = logging.getLogger(__name__)
 
 
@@ -103,7 +105,13 @@ class InstanceServer:
     async def _accept(self, listener: socket.socket) -> None:
         assert self._loop is not None
         while True:
-            sock, _ = await self._loop.sock_accept(listener)
+            try:
+                sock, _ = await self._loop.sock_accept(listener)
+            except OSError as error:
+                # Out of descriptors, mostly: those who are connected go on, others wait.
+                _log.warning("a connection could not be accepted: %s", error)
+                await asyncio.sleep(_ACCEPT_PAUSE_S)
+                continue
             peer = Peer(sock, self._loop, self._received, self._closed)
             self._loop.call_later(_HELLO_TIMEOUT_S, self._expect_hello, peer)
 
@@ -138,18 +146,19 @@ class InstanceServer:
                 f"process {peer.pid} is not allowed to connect as {message.role.value}",
                 hint="it must run as the daemon's user and hold the launch token of its role",
             )
+        if message.role in _ENGINE_ROLES:
+            self._instance.attach_engine(engine_layout(message))
+        # From here on the peer's end, whenever it comes, is noticed by ``_closed``.
+        self._roles[peer] = message.role
         if message.role is Role.WORKER:
             self._greet_worker(peer, message)
         else:
             if message.role is Role.SCHEDULER:
-                self._instance.attach_engine(engine_layout(message))
                 self._instance.journal.deployment_event(Event.DEPLOYMENT_STARTED, message.software)
             peer.send(self._welcome())
-        self._roles[peer] = message.role
 
     def _greet_worker(self, peer: Peer, message: Hello) -> None:
         layout = engine_layout(message)
-        self._instance.attach_engine(layout)
         shape = worker_shape(message, layout)
         self._instance.attach_worker(shape)
         window = self._settings.context_window or message.context_window
@@ -253,8 +262,7 @@ class InstanceServer:
             link.close()
         if role is not None:
             _log.info("%s (process %d) is gone: %s", role.value, peer.pid, reason)
-        engine_roles = (Role.SCHEDULER, Role.WORKER)
-        if role in engine_roles and not any(r in engine_roles for r in self._roles.values()):
+        if role in _ENGINE_ROLES and not any(r in _ENGINE_ROLES for r in self._roles.values()):
             self._instance.detach_engine()
             self._instance.journal.deployment_event(Event.DEPLOYMENT_STOPPED)
 

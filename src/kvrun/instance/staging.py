@@ -103,10 +103,10 @@ def create_region(slot_bytes: int, slots: int) -> tuple[StagingRegion, int]:
     try:
         os.ftruncate(fd, slot_bytes * slots)
         return StagingRegion(fd, slot_bytes, slots), fd
-    except OSError as error:
+    except (OSError, OverflowError, ValueError) as error:
         os.close(fd)
         raise StagingError(
-            f"no staging memory of {slot_bytes * slots} bytes: {error.strerror}",
+            f"no staging memory of {slot_bytes * slots} bytes: {error}",
             hint="lower deployment.context_window or give the machine more memory",
         ) from error
 

@@ -127,8 +127,12 @@ class Transfers:
         """Zero slots whose plaintext the worker copied out.
 
         Raises:
-            ProtocolError: a slot does not exist.
+            ProtocolError: a slot does not exist, or there is not one generation a slot.
         """
+        if len(message.slots) != len(message.generations):
+            raise ProtocolError(
+                f"{len(message.slots)} slots come with {len(message.generations)} generations"
+            )
         for slot in message.slots:
             link.staging.slot(slot, 0)
 
