@@ -1,7 +1,7 @@
 /* The two ends of `kvrun bench gateway`: a trivial streaming engine and a load client.
  *
  *   gateway_load engine PORT EVENTS INTERVAL_US
- *   gateway_load client PORT STREAMS SECONDS REQUEST_FILE
+ *   gateway_load client PORT STREAMS SECONDS SPREAD_US REQUEST_FILE
  *
  * Both are single-threaded epoll loops, so that what is measured is what stands between them. The
  * engine answers every request with EVENTS server-sent events, one each INTERVAL_US; an event holds
@@ -204,7 +204,7 @@ static double at_share(int64_t *values, int count, double share) {
   return count ? values[(int)(share * (count - 1))] / 1e9 : -1;
 }
 
-static int client(int port, int wanted, double seconds, const char *path) {
+static int client(int port, int wanted, double seconds, int64_t spread, const char *path) {
   static char request[BUFFER];
   FILE *file = fopen(path, "rb");
   if (!file) fail(path);
@@ -215,8 +215,8 @@ static int client(int port, int wanted, double seconds, const char *path) {
   int64_t began = now_ns(), end = began + (int64_t)(seconds * 1e9), last = began;
   int open = 0, errors = 0, requests = 0, started = 0;
   while (open || now_ns() < end) {
-    /* Started one after the other over 20 ms: users do not press enter in the same instant. */
-    while (started < wanted && now_ns() - began >= (int64_t)started * 20000000 / wanted) {
+    /* Started one after the other over the spread: users do not press enter in the same instant. */
+    while (started < wanted && now_ns() - began >= started * spread / wanted) {
       int fd = connect_to(port);
       watch(epoll, fd);
       streams[fd].started = now_ns();
@@ -226,7 +226,7 @@ static int client(int port, int wanted, double seconds, const char *path) {
       open++;
     }
     struct epoll_event ready[256];
-    int count = epoll_wait(epoll, ready, 256, started < wanted ? 0 : 1000);
+    int count = epoll_wait(epoll, ready, 256, started < wanted ? 1 : 1000);
     if (!count && started >= wanted && now_ns() > end + 10000000000LL) break;
     for (int i = 0; i < count; i++) {
       int fd = ready[i].data.fd;
@@ -269,9 +269,9 @@ static int client(int port, int wanted, double seconds, const char *path) {
 int main(int argc, char **argv) {
   if (argc == 5 && !strcmp(argv[1], "engine"))
     engine(atoi(argv[2]), atoi(argv[3]), atoll(argv[4]) * 1000);
-  if (argc == 6 && !strcmp(argv[1], "client"))
-    return client(atoi(argv[2]), atoi(argv[3]), atof(argv[4]), argv[5]);
+  if (argc == 7 && !strcmp(argv[1], "client"))
+    return client(atoi(argv[2]), atoi(argv[3]), atof(argv[4]), atoll(argv[5]) * 1000, argv[6]);
   fprintf(stderr, "usage: gateway_load engine PORT EVENTS INTERVAL_US |"
-                  " client PORT STREAMS SECONDS REQUEST_FILE\n");
+                  " client PORT STREAMS SECONDS SPREAD_US REQUEST_FILE\n");
   return 2;
 }
