@@ -4,8 +4,10 @@ import json
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -20,6 +22,7 @@ START = 1_700_000_000.0
 QUIET = AuditLimits(
     group_seconds=60, checkpoint_seconds=3600, heartbeat_seconds=3600, segment_bytes=6000
 )
+_KEPT = TemporaryDirectory(prefix="kvrun-audit-")
 INT, COM, FRE = Aspect.INTEGRITY, Aspect.COMPLETENESS, Aspect.FRESHNESS
 
 
@@ -86,6 +89,18 @@ class World:
 
 
 def honest(root: Path, log_id: str = LOG_ID) -> World:
+    """A world of its own in ``root``; the log is written once and copied from then on."""
+    original = _written(log_id)
+    root.mkdir(exist_ok=True)
+    world = World(root / "log", root / "early", original.remembered, Clock(original.clock.time))
+    shutil.copytree(original.folder, world.folder)
+    shutil.copytree(original.early, world.early)
+    return world
+
+
+@cache
+def _written(log_id: str) -> World:
+    root = Path(_KEPT.name) / log_id.replace("/", "-")
     folder, early = root / "log", root / "early"
     world = World(folder, early, b"")
     log = AuditLog.open(

@@ -369,10 +369,10 @@ class AuditLog:
                     self._wake.wait(self.limits.group_seconds)
                 self._asleep = False
             with self._io:
-                self._tick(time.monotonic())
+                self._guard(self._tick)
 
-    def _tick(self, moment: float) -> None:
-        limits = self.limits
+    def _tick(self) -> None:
+        moment, limits = time.monotonic(), self.limits
         if self._closing:
             return
         if not self._available:

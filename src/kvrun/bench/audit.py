@@ -26,6 +26,8 @@ APPEND_GOAL = 150_000
 VERIFY_GOAL = 300_000
 LOG_ID = "kvrun.bench/audit"
 CHUNK_LINES = 2_000
+RECORD_BYTES = 550
+SYNC_ROUNDS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +45,9 @@ def run_audit_bench(settings: AuditBenchSettings | None = None) -> Report:
     settings = settings or AuditBenchSettings()
     with tempfile.TemporaryDirectory(dir=settings.folder, prefix="kvrun-bench-") as name:
         folder = Path(name)
+        disk = _sync_rate(folder, settings)
         rows = [
-            *_append_rows(folder / "log", settings),
-            _sync_row(folder, settings),
+            *_append_rows(folder / "log", settings, disk),
             *_verify_rows(folder / "log", settings),
         ]
     return Report(
@@ -72,7 +74,7 @@ def sealed_event() -> AuditEvent:
     )
 
 
-def _append_rows(folder: Path, settings: AuditBenchSettings) -> list[Row]:
+def _append_rows(folder: Path, settings: AuditBenchSettings, disk: float) -> list[Row]:
     signer = Ed25519Signer(LOG_ID, Ed25519PrivateKey.generate())
     event, wall, cpu = sealed_event(), [], []
     per_round = max(1, settings.records // settings.rounds // settings.batch)
@@ -90,14 +92,19 @@ def _append_rows(folder: Path, settings: AuditBenchSettings) -> list[Row]:
     finally:
         log.close()
     rate = statistics.median(wall)
+    against = f"batches of {settings.batch}, {min(wall):.0f} to {max(wall):.0f}"
+    met: bool | None = rate >= APPEND_GOAL
+    if not met and disk < APPEND_GOAL:
+        met = None
+        against += f"; no verdict: the disk alone manages {disk:.0f}"
     return [
         Row(
             metric="append, durable",
             value=round(rate),
             unit="records/s",
-            against=f"batches of {settings.batch}, {min(wall):.0f} to {max(wall):.0f}",
+            against=against,
             goal=f">= {APPEND_GOAL}",
-            met=rate >= APPEND_GOAL,
+            met=met,
         ),
         Row(
             metric="append, CPU only",
@@ -105,24 +112,25 @@ def _append_rows(folder: Path, settings: AuditBenchSettings) -> list[Row]:
             unit="records/CPU s",
             against="the same rounds without the wait for the disk",
         ),
+        Row(
+            metric="disk, write and sync alone",
+            value=round(disk),
+            unit="records/s",
+            against=f"the same batches of {RECORD_BYTES} bytes a record, nothing else done",
+        ),
     ]
 
 
-def _sync_row(folder: Path, settings: AuditBenchSettings) -> Row:
+def _sync_rate(folder: Path, settings: AuditBenchSettings) -> float:
     """The bound that the disk sets: the same batches as bare writes with a sync each."""
-    batch = bytes(550 * settings.batch)
+    batch = bytes(RECORD_BYTES * settings.batch)
     file = SegmentFile(folder / "sync")
     begun = time.perf_counter()
-    for _ in range(100):
+    for _ in range(SYNC_ROUNDS):
         file.append(batch)
     elapsed = time.perf_counter() - begun
     file.close()
-    return Row(
-        metric="disk, write and sync alone",
-        value=round(100 * settings.batch / elapsed),
-        unit="records/s",
-        against=f"{elapsed * 1e4:.0f} us a batch of {settings.batch} x 550 bytes",
-    )
+    return SYNC_ROUNDS * settings.batch / elapsed
 
 
 def _verify_rows(folder: Path, settings: AuditBenchSettings) -> list[Row]:
