@@ -1,6 +1,6 @@
 # make demo: the whole story with a real model (no root needed). KEEP=1 leaves it running,
 # MODEL=... takes another model. make test: everything but the recorded long run.
-.PHONY: demo test test-long lint setup setup-dev wheel clean
+.PHONY: demo test test-long lint pages setup setup-dev wheel clean
 
 demo: setup
 	@.venv/bin/kvrun demo $(if $(KEEP),--keep) $(if $(MODEL),--model "$(MODEL)")
@@ -27,3 +27,6 @@ setup-dev:
 
 clean:
 	rm -rf .venv dist build .pytest_cache .mypy_cache .ruff_cache
+
+pages: setup-dev
+	.venv/bin/python scripts/write_pages.py

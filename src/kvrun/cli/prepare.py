@@ -10,7 +10,7 @@ from kvrun.config import ConfigError, KvrunConfig
 from kvrun.engines.vllm.installed import InstalledEngine, require_engine
 from kvrun.engines.vllm.launch import check_arguments, check_variables
 from kvrun.models.catalogue import context_window, kv_bytes_per_token, model_maximum
-from kvrun.models.resolve import local_folder, resolve_model
+from kvrun.models.resolve import facts_folder, resolve_model
 
 MIN_KV_BYTES = 256 * 2**20
 UNKNOWN_MODEL_KV_BYTES = 4 * 2**30
@@ -45,7 +45,7 @@ def resolve(
     """
     asked = config.deployment
     model = resolve_model(asked.model, progress)
-    folder = local_folder(model)
+    folder = facts_folder(model)
     maximum = model_maximum(folder) if folder is not None else None
     window = context_window(asked.model, asked.context_window, maximum)
     deployment = asked.model_copy(

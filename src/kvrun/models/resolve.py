@@ -41,3 +41,19 @@ def local_folder(model: str) -> Path | None:
         return Path(snapshot_download(model, local_files_only=True))
     except Exception:  # any failure means the same: the engine will fetch it or say why not
         return None
+
+
+def facts_folder(model: str) -> Path | None:
+    """A folder with the model's config.json; a hub model's is fetched, its weights are not.
+
+    None when it cannot be had: the engine will say why.
+    """
+    folder = local_folder(model)
+    if folder is not None:
+        return folder
+    try:
+        from huggingface_hub import hf_hub_download
+
+        return Path(hf_hub_download(model, "config.json")).parent
+    except Exception:  # no network, no such model, no access: all the engine's to report
+        return None
