@@ -43,14 +43,19 @@ def hello(role: Role, token: str, **fields: object) -> Hello:
 
 
 def wait_for(
-    connection: Connection, kind: type[AnyMessage], timeout_s: float = 5.0
+    connection: Connection, kind: type[AnyMessage], timeout_s: float = 20.0
 ) -> AnyMessage | None:
-    """The next message of a kind, or None when none came in time; others are dropped."""
+    """The next message of a kind, or None when none came in time; others before it are dropped."""
     deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline and not connection.closed:
-        for message in connection.poll(0.05):
+    while time.monotonic() < deadline:
+        messages = connection.poll(0.05)
+        for number, message in enumerate(messages):
             if isinstance(message, kind):
+                # Those after it are for the next call.
+                connection._pending.extend(messages[number + 1 :])
                 return message
+        if connection.closed:
+            break
     return None
 
 

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import secrets
+import time
+from collections.abc import Callable
 
+from kvrun.errors import KvrunError
 from kvrun.instance.client import AsyncInstanceClient
 from kvrun.instance.instance import SessionGrant
 
@@ -55,3 +59,55 @@ def ask(
     """Generate for one tenant's session."""
     _, request = claimed(daemon, tenant, tokens, session=session, max_tokens=max_tokens)
     return engine.ask(request)[0]
+
+
+def prompt(seed: int, count: int = 1500) -> list[int]:
+    """So many seeded token ids."""
+    source = random.Random(seed)
+    return [source.randrange(10, 2000) for _ in range(count)]
+
+
+def eventually(holds: Callable[[], bool], what: str, timeout_s: float = 20.0) -> None:
+    """Wait until something holds, or fail naming it."""
+    deadline = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < deadline, f"did not happen in {timeout_s} s: {what}"
+        time.sleep(0.02)
+
+
+def store(
+    daemon: Daemon,
+    engine: Engine,
+    tenant: str,
+    tokens: list[int],
+    *,
+    session: str = "default",
+    max_tokens: int = 8,
+    block: int = 128,
+) -> Answer:
+    """Generate, and wait until every whole block of the prompt is sealed and on disk."""
+    request_id, request = claimed(daemon, tenant, tokens, session=session, max_tokens=max_tokens)
+    answer = engine.ask(request)[0]
+    eventually(
+        lambda: daemon.reuse(request_id).sealed_blocks >= len(tokens) // block,
+        f"{len(tokens) // block} sealed blocks",
+    )
+    daemon.admin("flush")
+    return answer
+
+
+def reconnect(daemon: Daemon, engine: Engine, timeout_s: float = 30.0) -> None:
+    """Ask until the engine has found the daemon again, with scheduler and worker."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        request_id, request = claimed(
+            daemon, "warm-up", prompt(secrets.randbits(32), 200), max_tokens=2
+        )
+        engine.ask(request)
+        time.sleep(0.1)
+        try:
+            if daemon.reuse(request_id).sealed_blocks:
+                return
+        except KvrunError:
+            continue
+    raise AssertionError(f"the engine did not find the daemon again in {timeout_s} s")

@@ -6,6 +6,7 @@ import json
 import os
 import secrets
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -21,6 +22,7 @@ from kvrun.instance.handles import Reuse
 _RUNNER = """
 import json, os, sys
 from pathlib import Path
+%s
 from kvrun.config import load_config
 from kvrun.instance.daemon import LaunchSecrets, run
 given = json.loads(os.read(int(sys.argv[2]), 65536))
@@ -32,8 +34,9 @@ run(load_config(Path(sys.argv[1]), {}), LaunchSecrets(
 class Daemon:
     """Starts, stops, kills and restarts one daemon on one data folder."""
 
-    def __init__(self, folder: Path, *, settings: str = "") -> None:
+    def __init__(self, folder: Path, *, settings: str = "", prelude: str = "") -> None:
         self.folder = folder
+        self._prelude = prelude
         self.config = folder / "kvrun.toml"
         self.config.write_text(
             f'[instance]\ndata_dir = "{folder}/d"\nmemory_bytes = "64MiB"\n' + settings
@@ -50,6 +53,20 @@ class Daemon:
 
     def start(self, timeout_s: float = 20.0) -> None:
         """Start and wait until the socket answers."""
+        self.process = self.launch()
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            if self.process.poll() is not None:
+                raise RuntimeError(f"the daemon ended at start: {self.log.read_text()}")
+            if self._listens():
+                token_file = self.socket.parent / "engine.token"
+                token_file.write_text(self.engine_token)
+                return
+            time.sleep(0.02)
+        raise TimeoutError(f"the daemon did not start: {self.log.read_text()}")
+
+    def launch(self) -> subprocess.Popen[bytes]:
+        """Start a process and leave it alone."""
         read, write = os.pipe()
         given = {
             "engine": self.engine_token,
@@ -60,23 +77,14 @@ class Daemon:
         os.write(write, json.dumps(given).encode())
         os.close(write)
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", _RUNNER, str(self.config), str(read)],
+            process = subprocess.Popen(
+                [sys.executable, "-c", _RUNNER % self._prelude, str(self.config), str(read)],
                 pass_fds=[read],
                 stdout=log,
                 stderr=log,
             )
         os.close(read)
-        deadline = time.monotonic() + timeout_s
-        while time.monotonic() < deadline:
-            if self.process.poll() is not None:
-                raise RuntimeError(f"the daemon ended at start: {self.log.read_text()}")
-            if self.socket.exists():
-                token_file = self.socket.parent / "engine.token"
-                token_file.write_text(self.engine_token)
-                return
-            time.sleep(0.02)
-        raise TimeoutError(f"the daemon did not start: {self.log.read_text()}")
+        return process
 
     @property
     def pid(self) -> int:
@@ -152,6 +160,11 @@ class Daemon:
                 expires_at=now + lifetime_s,
             )
         )
+
+    def _listens(self) -> bool:
+        # A daemon that was killed leaves its socket behind.
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            return probe.connect_ex(str(self.socket)) == 0
 
     def _end(self, number: signal.Signals) -> None:
         if self.process is not None and self.process.poll() is None:

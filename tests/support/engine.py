@@ -13,6 +13,13 @@ from pathlib import Path
 _RUNNER = '''
 import json, os, sys
 channel = os.fdopen(int(sys.argv[1]), "w", buffering=1)
+def pages(worker):
+    """64 bytes out of every page of the first layer that holds something."""
+    import torch
+    first = worker.model_runner.kv_caches[0]
+    rows = first.reshape(first.shape[0], -1).view(torch.uint8)
+    half = rows.shape[1] // 2
+    return [bytes(row[half - 32:half + 32].tolist()).hex() for row in rows if row.any()]
 def main():
     options = json.loads(sys.argv[2])
     from vllm import LLM, SamplingParams
@@ -26,6 +33,13 @@ def main():
         call = json.loads(line)
         if call["do"] == "reset":
             channel.write(json.dumps({"reset": llm.reset_prefix_cache()}) + "\\n")
+            continue
+        if call["do"] == "counters":
+            found = {m.name: m.value for m in llm.get_metrics() if hasattr(m, "value")}
+            channel.write(json.dumps(found) + "\\n")
+            continue
+        if call["do"] == "pages":
+            channel.write(json.dumps(llm.collective_rpc(pages)[0]) + "\\n")
             continue
         prompts, params = [], []
         for item in call["items"]:
@@ -98,13 +112,19 @@ class Engine:
                 "kv_load_failure_policy": "recompute",
                 "kv_connector_extra_config": {"kvrun.socket": str(socket)},
             }
+        self._settings = json.dumps(settings)
+        self._environment = environment or {}
+        self.log = log
+        self._start()
+
+    def _start(self) -> None:
         read, write = os.pipe()
+        log = self.log
         runner = log.with_suffix(".py")
         runner.write_text(_RUNNER)
-        self.log = log
         with log.open("ab") as output:
             self._process = subprocess.Popen(
-                [sys.executable, str(runner), str(write), json.dumps(settings)],
+                [sys.executable, str(runner), str(write), self._settings],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
@@ -115,7 +135,7 @@ class Engine:
                     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
                     "VLLM_CPU_OMP_THREADS_BIND": "0-1",
                     "VLLM_NO_USAGE_STATS": "1",
-                    **(environment or {}),
+                    **self._environment,
                 },
             )
         os.close(write)
@@ -149,6 +169,22 @@ class Engine:
         """Empty vLLM's own prefix cache; the daemon's blocks stay."""
         self._write({"do": "reset"})
         assert json.loads(self._read()) == {"reset": True}
+
+    def restart(self) -> None:
+        """Stop it and start it again with the same settings."""
+        self.stop()
+        self._start()
+
+    def counters(self) -> dict[str, float]:
+        """vLLM's counters and gauges."""
+        self._write({"do": "counters"})
+        found: dict[str, float] = json.loads(self._read())
+        return found
+
+    def pages(self) -> list[bytes]:
+        """64 bytes from the middle of every KV page of the first layer that is not empty."""
+        self._write({"do": "pages"})
+        return [bytes.fromhex(page) for page in json.loads(self._read())]
 
     def stop(self) -> None:
         """End it as an operator would."""
