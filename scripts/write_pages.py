@@ -52,9 +52,9 @@ port = 8000
 multi_tenant = true
 ```
 
-* **The environment wins over the file.** `KVRUN_SECTION__KEY` sets a key: `KVRUN_GATEWAY__PORT=8443`,
-  `KVRUN_GATEWAY__JWT__ISSUER=https://login.example.com`. Lists and tables are written as in TOML:
-  `KVRUN_ENGINE__EXTRA_ARGS='["--seed", "1"]'`.
+* **The environment wins over the file.** `KVRUN_SECTION__KEY` sets a key:
+  `KVRUN_GATEWAY__PORT=8443`, `KVRUN_GATEWAY__JWT__ISSUER=https://login.example.com`. Lists and
+  tables are written as in TOML: `KVRUN_ENGINE__EXTRA_ARGS='["--seed", "1"]'`.
 * **Sizes** are a number of bytes or text such as `"512MiB"`, `"2GiB"` or `"10GB"`.
 * **Relative paths** are taken from the folder of `kvrun.toml`.
 * **Every error names the key, the bad value and what is allowed.** An unknown key is an error too,

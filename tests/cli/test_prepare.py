@@ -19,7 +19,7 @@ def model(tmp_path: Path) -> Path:
     folder = tmp_path / "my-model"
     folder.mkdir()
     config = {
-        "max_position_embeddings": 8192, "num_hidden_layers": 4, "num_attention_heads": 4,
+        "max_position_embeddings": 8192, "num_hidden_layers": 32, "num_attention_heads": 4,
         "num_key_value_heads": 2, "hidden_size": 256, "dtype": "float32",
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(config))
@@ -51,7 +51,7 @@ def test_a_window_above_the_models_maximum_names_both_numbers(model: Path) -> No
 
 
 def test_a_cpu_engine_gets_room_for_two_longest_requests(model: Path) -> None:
-    per_token = 2 * 4 * 2 * 64 * 4
+    per_token = 2 * 32 * 2 * 64 * 4
     assert resolve(model).engine.kv_cache_bytes == 2 * 8192 * per_token
     small = resolve(model, "context_window = 100").engine.kv_cache_bytes
     assert small == prepare.MIN_KV_BYTES
