@@ -32,6 +32,7 @@ class FakeDaemon:
 
     workspace = "w1"
     deployment = "chat"
+    connected = True
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, str]] = []

@@ -205,14 +205,16 @@ def test_settings_come_from_the_file_and_the_environment(
 ) -> None:
     from kvrun.claims.keyfile import create_signing_key
 
-    create_signing_key(tmp_path / "claim.pem")
     config = tmp_path / "kvrun.toml"
-    config.write_text(
-        f'[gateway]\nrequire_auth = false\nclaim_key_file = "{tmp_path / "claim.pem"}"\n'
-    )
+    config.write_text('[instance]\ndata_dir = "data"\n[gateway]\nrequire_auth = false\n')
+    run = tmp_path / "data" / "run"
+    create_signing_key(run / "claim.key")
     monkeypatch.setenv("KVRUN_CONFIG", str(config))
     monkeypatch.setenv("KVRUN_GATEWAY__MULTI_TENANT", "true")
     engine = EngineApp()
+    with pytest.raises(GatewayConfigError, match=r"launch tokens .*tokens.json cannot be read"):
+        KvrunMiddleware(engine)
+    (run / "tokens.json").write_text('{"engine_token":"aa","gateway_token":"bb"}')
     app = KvrunMiddleware(engine)
     sent: list[Any] = []
 

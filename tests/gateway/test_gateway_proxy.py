@@ -312,7 +312,18 @@ async def test_an_engine_that_is_down_is_503_with_retry_after(
     assert error["message"] == "the engine is not available right now"
     assert error["type"] == "service_unavailable_error"
     async with gateway.client.get(gateway.url + "/healthz") as answer:
-        assert (answer.status, await answer.json()) == (503, {"status": "engine unavailable"})
+        assert answer.status == 503
+        assert (await answer.json())["status"] == "engine unavailable"
+
+
+async def test_the_health_page_tells_engine_and_cache_apart(start_gateway: Start) -> None:
+    daemon = FakeDaemon()
+    daemon.refuse = ConnectionRefusedError()
+    gateway = await start_gateway(daemon)
+    for cache in ("away", "ok"):
+        async with gateway.client.get(gateway.url + "/healthz") as answer:
+            assert (answer.status, await answer.json()) == (200, {"status": "ok", "cache": cache})
+        daemon.refuse = None
 
 
 async def test_a_silent_engine_is_504(start_gateway: Start, engine: FakeEngine) -> None:

@@ -27,6 +27,7 @@ class FixedDaemon:
 
     workspace = "bench"
     deployment = "bench"
+    connected = True
 
     async def start(self, *, timeout_s: float) -> None:
         """Nothing to connect to."""

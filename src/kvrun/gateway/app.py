@@ -129,6 +129,7 @@ def build_proxy(settings: GatewaySettings, parts: GatewayParts) -> GatewayProxy:
         admission=parts.admission,
         engine=engine,
         metrics=GatewayMetrics(),
+        link=parts.link,
         max_body_bytes=settings.max_body_bytes,
         body_timeout_s=settings.body_timeout_s,
         lifespan=lifespan,

@@ -14,6 +14,9 @@ from kvrun.gateway.salts import SessionGrant, SessionGranter
 class InstanceClient(SessionGranter, Protocol):
     """``kvrun.instance.client.AsyncInstanceClient`` as far as the gateway uses it."""
 
+    @property
+    def connected(self) -> bool: ...
+
     async def start(self, *, timeout_s: float) -> None: ...
 
     async def close(self) -> None: ...
@@ -35,15 +38,23 @@ class InstanceLink:
     def deployment(self) -> str:
         return self._started.deployment
 
+    @property
+    def connected(self) -> bool:
+        return self._client is not None and self._client.connected
+
     async def open_session(self, tenant: str, session: str) -> SessionGrant:
         """Ask the daemon, connecting first where needed. Raises what connecting raises."""
+        return await (await self.start()).open_session(tenant, session)
+
+    async def start(self) -> InstanceClient:
+        """Connect if that has not succeeded yet. Raises what connecting raises."""
         if self._client is None:
             async with self._lock:
                 if self._client is None:
                     client = self._make()
                     await client.start(timeout_s=0)
                     self._client = client
-        return await self._client.open_session(tenant, session)
+        return self._client
 
     async def close(self) -> None:
         if self._client is not None:

@@ -11,6 +11,9 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
+
+from kvrun.claims.keyfile import load_signing_key
 from kvrun.errors import KvrunError
 from kvrun.gateway.admission import HeaderList, check_body_headers
 from kvrun.gateway.app import GatewayParts
@@ -42,7 +45,7 @@ _REPLACED_IN_ANSWERS = (b"content-length", REQUEST_ID_HEADER, OPENAI_REQUEST_ID_
 
 
 class KvrunMiddleware:
-    """Pure ASGI: wraps the engine's application. ``parts`` is given by tests only."""
+    """Pure ASGI around the engine's application. Tests give ``settings`` and ``parts``."""
 
     def __init__(
         self,
@@ -52,11 +55,10 @@ class KvrunMiddleware:
         parts: GatewayParts | None = None,
     ) -> None:
         self._app = app
-        if settings is None:
-            settings, token = _settings_from_environment()
-            parts = parts or GatewayParts(settings, token=token)
+        if settings is None or parts is None:
+            settings, parts = _parts_from_environment()
         self._settings = settings
-        self._admission = (parts or GatewayParts(settings)).admission
+        self._admission = parts.admission
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -180,8 +182,8 @@ def _replay(body: bytes, receive: Receive) -> Receive:
     return replayed
 
 
-def _settings_from_environment() -> tuple[GatewaySettings, str]:
-    """Settings of the file in KVRUN_CONFIG and the launch token in KVRUN_GATEWAY_TOKEN_FILE."""
+def _parts_from_environment() -> tuple[GatewaySettings, GatewayParts]:
+    """Everything from the file in KVRUN_CONFIG and what `kvrun instance` left beside its socket."""
     from kvrun.config.load import load_config
 
     name = os.environ.get("KVRUN_CONFIG")
@@ -192,14 +194,24 @@ def _settings_from_environment() -> tuple[GatewaySettings, str]:
         )
     config = load_config(Path(name), os.environ)
     settings = config.gateway.model_copy(
-        update={
-            "instance_socket": config.gateway.instance_socket or config.instance_socket,
-            "api_keys_file": config.gateway.api_keys_file,
-        }
+        update={"instance_socket": config.gateway.instance_socket or config.instance_socket}
     )
-    token_file = os.environ.get("KVRUN_GATEWAY_TOKEN_FILE")
+    key_file = settings.claim_key_file or config.layout.run / "claim.key"
+    token = _gateway_token(config.instance.token_file or config.layout.tokens)
+    return settings, GatewayParts(settings, claim_key=load_signing_key(key_file), token=token)
+
+
+def _gateway_token(path: Path) -> str:
     try:
-        token = Path(token_file).read_text().strip() if token_file else ""
+        return msgspec.json.decode(path.read_bytes(), type=_LaunchTokens).gateway_token
     except OSError as error:
-        raise GatewayConfigError(f"cannot read {token_file}: {error.strerror}") from None
-    return settings, token
+        raise GatewayConfigError(
+            f"the launch tokens {path} cannot be read: {error.strerror}",
+            hint="Start `kvrun instance` before the engine.",
+        ) from None
+    except msgspec.DecodeError as error:
+        raise GatewayConfigError(f"{path} does not hold launch tokens: {error}") from None
+
+
+class _LaunchTokens(msgspec.Struct):
+    gateway_token: str

@@ -26,6 +26,7 @@ from kvrun.gateway.asgi import (
     send_whole,
 )
 from kvrun.gateway.errors import GatewayError
+from kvrun.gateway.link import InstanceLink
 from kvrun.gateway.metrics import GatewayMetrics
 from kvrun.gateway.routes import (
     HEALTH_PATH,
@@ -62,6 +63,7 @@ class GatewayProxy:
         admission: Admission,
         engine: Engine,
         metrics: GatewayMetrics,
+        link: InstanceLink | None,
         max_body_bytes: int,
         body_timeout_s: float,
         lifespan: Lifespan,
@@ -70,6 +72,7 @@ class GatewayProxy:
         self._admission = admission
         self._engine = engine
         self._metrics = metrics
+        self._link = link
         self._max_body_bytes = max_body_bytes
         self._body_timeout_s = body_timeout_s
         self._lifespan = lifespan
@@ -137,15 +140,26 @@ class GatewayProxy:
             answer.close()
 
     async def _health(self, send: Send, request_id: str) -> None:
-        status, text = 200, b'{"status":"ok"}'
+        status, state = 200, "ok"
         try:
             answer = await self._engine.request("GET", "/health", request_id)
             if answer.status != 200:
-                status, text = 503, b'{"status":"engine unhealthy"}'
+                status, state = 503, "engine unhealthy"
             answer.close()
         except (EngineUnavailableError, EngineTimeoutError):
-            status, text = 503, b'{"status":"engine unavailable"}'
+            status, state = 503, "engine unavailable"
+        # Without the daemon requests are answered all the same, only uncached.
+        text = msgspec.json.encode({"status": state, "cache": await self._cache_state()})
         await send_whole(send, status, [(b"content-type", b"application/json")], text, request_id)
+
+    async def _cache_state(self) -> str:
+        if self._link is None:
+            return "off"
+        try:
+            await self._link.start()
+        except (OSError, KvrunError):
+            return "away"
+        return "ok" if self._link.connected else "away"
 
     async def _generate(
         self, scope: Scope, receive: Receive, tracker: _Tracker, request_id: str
