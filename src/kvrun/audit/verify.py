@@ -192,7 +192,8 @@ class _Verification:
         for chunk in source.chunks():
             if self.walker is None:
                 self._begin(source, manifest, chunk)
-            digest.update(chunk)
+            if manifest is not None:
+                digest.update(chunk)
             length += len(chunk)
             if not chunk.endswith(b"\n"):
                 whole, torn = chunk[: chunk.rfind(b"\n") + 1], not last or manifest is not None
