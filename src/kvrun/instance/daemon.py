@@ -109,6 +109,7 @@ async def _keep_house(instance: Instance) -> None:
     while True:
         await asyncio.sleep(_HOUSEKEEPING_S)
         await asyncio.to_thread(instance.cache.deliver_events)
+        instance.handles.forget_finished(time.time())
         if time.monotonic() >= next_expiry:
             next_expiry = time.monotonic() + _EXPIRY_EVERY_S
             await asyncio.to_thread(instance.expire)

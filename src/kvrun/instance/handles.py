@@ -106,9 +106,13 @@ class HandleTable:
             handle = self._handles.get(number)
             if handle is not None:
                 handle.finished_at = now
+            return handle
+
+    def forget_finished(self, now: float) -> None:
+        """End the handles whose requests finished too long ago for late stores."""
+        with self._lock:
             for old in [n for n, h in self._handles.items() if _is_over(h, now)]:
                 del self._handles[old]
-            return handle
 
     def revoke(self, tenant: str, session: str | None) -> list[Handle]:
         """End every handle of a session, or of a tenant's every session."""
