@@ -24,6 +24,8 @@ folder = Path(sys.argv[1])
 def fake(name, secret=None):
     code = f'''
 import os, sys, time
+from kvrun.parent import PARENT_VARIABLE, end_with_parent
+end_with_parent(os.environ[PARENT_VARIABLE])
 number = os.environ.get("KVRUN_TOKEN_FD")
 if number:
     os.fdopen(int(number), "rb").read()
@@ -88,9 +90,10 @@ def gone(pid: int) -> bool:
 def up(tmp_path: Path) -> Iterator[Up]:
     running = Up(tmp_path)
     yield running
+    # SIGTERM, not SIGKILL: the supervisor has children to stop.
     if running.process.poll() is None:
-        running.process.kill()
-        running.process.communicate()
+        running.process.terminate()
+        running.process.communicate(timeout=60)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
