@@ -11,7 +11,7 @@ import pytest
 from kvrun.models.folders import cache_folder
 from kvrun.models.tiny import TinyShape, ensure_tiny_model
 
-from support.daemon import Daemon
+from support.daemon import PATIENT, Daemon
 
 
 @pytest.fixture(scope="session")
@@ -37,7 +37,7 @@ def module_folder() -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def daemon(module_folder: Path) -> Iterator[Daemon]:
     """A running daemon for one module."""
-    running = Daemon(module_folder)
+    running = Daemon(module_folder, settings=PATIENT)
     running.start()
     yield running
     running.stop()

@@ -19,6 +19,9 @@ from kvrun.claims.claim import Claim, ClaimSigner
 from kvrun.instance.client import AdminClient
 from kvrun.instance.handles import Reuse
 
+# A loaded test machine may answer late; only the tests of deadlines set short ones.
+PATIENT = "match_deadline_ms = 20000\nload_deadline_ms = 60000\n"
+
 _RUNNER = """
 import json, os, sys
 from pathlib import Path

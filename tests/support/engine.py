@@ -175,6 +175,10 @@ class Engine:
         self.stop()
         self._start()
 
+    def start_again(self) -> None:
+        """Start it after it was killed."""
+        self._start()
+
     def counters(self) -> dict[str, float]:
         """vLLM's counters and gauges."""
         self._write({"do": "counters"})
