@@ -5,6 +5,7 @@ import json
 import subprocess
 from pathlib import Path
 
+import jinja2
 import pytest
 
 from kvrun.models import demo
@@ -16,8 +17,10 @@ from kvrun.models.catalogue import (
 )
 from kvrun.models.demo import assemble, ensure_demo_model
 from kvrun.models.folders import ModelError, appearing, cache_folder
+from kvrun.models.gemma_tokenizer import CHAT_TEMPLATE as GEMMA_TEMPLATE
 from kvrun.models.gemma_tokenizer import merges
 from kvrun.models.resolve import resolve_model
+from kvrun.models.tiny import CHAT_TEMPLATE as TINY_TEMPLATE
 
 
 def silent(_: str) -> None:
@@ -91,6 +94,22 @@ def test_merges_are_every_split_of_a_piece_in_the_order_of_its_rank() -> None:
         ("ab", "a"),
         ("b", "a"),
     ]
+
+
+@pytest.mark.parametrize("template", [GEMMA_TEMPLATE, TINY_TEMPLATE])
+def test_a_second_turn_begins_with_the_first_turns_prompt_and_answer(template: str) -> None:
+    # The settings with which transformers, and so the engine, renders templates.
+    environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, autoescape=True)
+    render = environment.from_string(template).render
+    messages = [{"role": "user", "content": "Why is the sky blue?"}]
+    first = render(messages=messages, bos_token="<bos>", add_generation_prompt=True)
+    answer = " Since light\n is scattered."
+    messages += [
+        {"role": "assistant", "content": answer},
+        {"role": "user", "content": "And at night?"},
+    ]
+    second = render(messages=messages, bos_token="<bos>", add_generation_prompt=True)
+    assert second.startswith(first + answer + "\n")
 
 
 def test_the_cache_folder_follows_xdg() -> None:

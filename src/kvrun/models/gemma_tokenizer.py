@@ -18,7 +18,7 @@ CHAT_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}"
     "{{ message['role'] | capitalize }}:"
     "{% if message['role'] == 'assistant' %}{{ message['content'] }}"
-    "{% else %} {{ message['content'] }}{% endif %}\n\n"
+    "{% else %} {{ message['content'] }}{% endif %}{{ '\\n\\n' }}"
     "{% endfor %}{% if add_generation_prompt %}Assistant:{% endif %}"
 )
 """A base model knows no chat format, so turns are plain text. An answer is put back exactly as
