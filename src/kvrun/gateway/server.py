@@ -1,6 +1,7 @@
 """Running the gateway as a process."""
 
 import ctypes
+import gc
 import os
 import socket
 
@@ -54,6 +55,9 @@ def serve(settings: GatewaySettings, app: GatewayProxy) -> None:
         ssl_certfile=settings.tls_cert,
         ssl_keyfile=settings.tls_key,
     )
+    # What exists now lives as long as the process: the collector need not look at it again.
+    gc.collect()
+    gc.freeze()
     with listener:
         uvicorn.Server(config).run(sockets=[listener])
 

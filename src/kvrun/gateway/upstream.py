@@ -180,6 +180,7 @@ class _Connection(asyncio.Protocol):
         self._complete = False
         self._keep_alive = False
         self._framed = False
+        self._surplus = False
         self._paused = False
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -188,12 +189,18 @@ class _Connection(asyncio.Protocol):
     @property
     def usable(self) -> bool:
         """Whether a kept connection may be tried once more."""
-        return self._transport is not None and self._loop.time() - self._rested_at < KEEPALIVE_S
+        fresh = self._loop.time() - self._rested_at < KEEPALIVE_S
+        return self._transport is not None and fresh and not self._surplus
 
     @property
     def reusable(self) -> bool:
         """Whether the answer ended cleanly and the engine keeps the connection."""
-        return self._complete and self._keep_alive and self._transport is not None
+        return (
+            self._complete
+            and self._keep_alive
+            and not self._surplus
+            and self._transport is not None
+        )
 
     def field(self, name: bytes) -> str | None:
         """A header of the answer."""
@@ -258,10 +265,17 @@ class _Connection(asyncio.Protocol):
 
     # The parser's callbacks, named by httptools.
 
+    def on_message_begin(self) -> None:
+        # An answer that nobody asked for must not become the answer to the next request.
+        self._surplus = self._surplus or self._complete
+
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._fields[name.lower()] = value
+        if not self._surplus:
+            self._fields[name.lower()] = value
 
     def on_headers_complete(self) -> None:
+        if self._surplus:
+            return
         status = self._parser.get_status_code()
         if status >= 200:
             self.status = status
@@ -269,6 +283,8 @@ class _Connection(asyncio.Protocol):
             self._framed = b"content-length" in self._fields or b"transfer-encoding" in self._fields
 
     def on_body(self, body: bytes) -> None:
+        if self._surplus:
+            return
         self._chunks.append(body)
         self._waiting_bytes += len(body)
         if self._waiting_bytes > HIGH_WATER_BYTES and not self._paused and self._transport:

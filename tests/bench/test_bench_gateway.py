@@ -1,0 +1,26 @@
+import os
+import shutil
+
+import pytest
+
+from kvrun.bench.gateway import GatewayBenchSettings, run_gateway_bench
+
+TINY = GatewayBenchSettings(
+    pairs=7,
+    one_stream_s=0.05,
+    streams=4,
+    events=5,
+    event_interval_us=10_000,
+    paced_s=0.2,
+    paced_rounds=1,
+)
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc for its engine and client")
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs")
+def test_the_gateway_bench_measures_answers_that_all_arrive() -> None:
+    rows = {row.metric: row for row in run_gateway_bench(TINY).rows}
+    assert rows["failed requests"].value == 0
+    assert rows["added by the gateway"].value is not None
+    assert "added by the gateway / by nginx" in rows
+    assert rows["gateway CPU, share of one core"].goal == "<= 0.5"
