@@ -99,7 +99,7 @@ def test_merges_are_every_split_of_a_piece_in_the_order_of_its_rank() -> None:
 @pytest.mark.parametrize("template", [GEMMA_TEMPLATE, TINY_TEMPLATE])
 def test_a_second_turn_begins_with_the_first_turns_prompt_and_answer(template: str) -> None:
     # The settings with which transformers, and so the engine, renders templates.
-    environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, autoescape=True)
+    environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True)
     render = environment.from_string(template).render
     messages = [{"role": "user", "content": "Why is the sky blue?"}]
     first = render(messages=messages, bos_token="<bos>", add_generation_prompt=True)
