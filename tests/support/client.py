@@ -61,6 +61,11 @@ def ask(
     return engine.ask(request)[0]
 
 
+def unclaimed(tokens: list[int]) -> Ask:
+    """What the gateway sends while the daemon is away: a random salt and no claim."""
+    return Ask(tokens, secrets.token_urlsafe(32))
+
+
 def prompt(seed: int, count: int = 1500) -> list[int]:
     """So many seeded token ids."""
     source = random.Random(seed)

@@ -22,6 +22,30 @@ from kvrun.instance.handles import Reuse
 # A loaded test machine may answer late; only the tests of deadlines set short ones.
 PATIENT = "match_deadline_ms = 20000\nload_deadline_ms = 60000\n"
 
+# Lets a test end or stop the daemon exactly in the middle of something: the flag file names the
+# moment and the signal, and the daemon takes it up once.
+AT_A_MOMENT = '''
+from kvrun.instance.instance import Instance
+from kvrun.instance.transfers import Transfers
+flag = Path(sys.argv[1]).with_name("moment")
+def at(kind, name):
+    original = getattr(kind, name)
+    def watched(self, *a, **k):
+        if flag.exists():
+            moment, number, after = flag.read_text().split()
+            if moment == name:
+                if after == "0":
+                    flag.unlink(missing_ok=True)
+                    os.kill(os.getpid(), int(number))
+                else:
+                    flag.write_text(f"{moment} {number} {int(after) - 1}")
+        return original(self, *a, **k)
+    setattr(kind, name, watched)
+at(Instance, "match")
+at(Transfers, "_seal_one")
+at(Transfers, "_open_one")
+'''
+
 _RUNNER = """
 import json, os, sys
 from pathlib import Path

@@ -81,7 +81,7 @@ class Ask:
 
 
 class Engine:
-    """One engine; ``socket`` None starts it without kvrun."""
+    """One engine; ``socket`` None starts it without kvrun, ``transfer`` changes its connector."""
 
     def __init__(
         self,
@@ -90,6 +90,7 @@ class Engine:
         log: Path,
         *,
         environment: dict[str, str] | None = None,
+        transfer: dict[str, object] | None = None,
         **options: object,
     ) -> None:
         settings: dict[str, object] = {
@@ -111,6 +112,7 @@ class Engine:
                 "kv_role": "kv_both",
                 "kv_load_failure_policy": "recompute",
                 "kv_connector_extra_config": {"kvrun.socket": str(socket)},
+                **(transfer or {}),
             }
         self._settings = json.dumps(settings)
         self._environment = environment or {}

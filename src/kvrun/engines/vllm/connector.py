@@ -140,9 +140,12 @@ class KvrunConnector(OffloadingConnector):
     def request_finished_all_groups(
         self, request: Request, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
+        admission = self.admissions.get(request.request_id)
+        admitted = admission is not None and admission.state is State.ADMITTED
         result = super().request_finished_all_groups(request, block_ids)
-        if self.admissions.stateless and self._kv_cache_manager is not None:
-            # Nothing of a stateless request may serve another one.
+        keep = admitted and not self.admissions.stateless
+        if not keep and self._kv_cache_manager is not None:
+            # Nothing of a stateless request, or of one without an admission, may serve another.
             pages = {block for group in block_ids for block in group if block}
             self._kv_cache_manager.evict_blocks(pages)
         return result
