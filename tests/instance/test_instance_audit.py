@@ -10,17 +10,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from test_instance_requests import admit, blocks, hashes, stored
 
 from kvrun.instance.protocol import Verdict
-
 from support.byhand import HandEngine
 from support.client import eventually, grant
 from support.daemon import Daemon
 
-from test_instance_requests import admit, blocks, hashes, stored
-
 # Writes down, inside the daemon, what was on disk when a block was opened or became findable.
-WATCH = '''
+WATCH = """
 from kvrun.seal.envelope import BlockSealer
 from kvrun.cache.handles import Reservation
 def watch(kind, name):
@@ -43,7 +41,7 @@ def noted(fd):
 os.fdatasync = noted
 watch(BlockSealer, "open_into")
 watch(Reservation, "commit")
-'''
+"""
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -22,7 +23,7 @@ def test_numbers_are_random_and_never_repeat() -> None:
     numbers = [add(table).number for _ in range(500)]
     assert len(set(numbers)) == 500
     assert all(0 < number < 2**63 for number in numbers)
-    assert min(abs(b - a) for a, b in zip(numbers, numbers[1:], strict=False)) > 1_000
+    assert min(abs(b - a) for a, b in pairwise(numbers)) > 1_000
 
 
 def test_a_finished_handle_takes_late_stores_for_a_while_and_then_ends() -> None:

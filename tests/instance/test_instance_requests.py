@@ -9,8 +9,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from kvrun.claims.claim import ClaimSigner
 from kvrun.instance.client import AdminClient
-from kvrun.instance.protocol import Matched, Revoked, Role, SessionInvalidated, Verdict
-
+from kvrun.instance.connection import Connection
+from kvrun.instance.protocol import Match, Matched, Revoked, Role, SessionInvalidated, Verdict
 from support.byhand import BLOCK_BYTES, TOKENS_PER_BLOCK, HandEngine, hello, wait_for
 from support.client import eventually, grant
 from support.daemon import Daemon
@@ -51,9 +51,7 @@ def stored(
     assert answer.tiers == (bytes(count),)
     engine.store(answer.handle, made)
     eventually(
-        lambda: all(
-            admit(daemon, engine, tenant, hashes(made), session=session).tiers[0]
-        ),
+        lambda: all(admit(daemon, engine, tenant, hashes(made), session=session).tiers[0]),
         "the blocks are sealed",
     )
     engine.finish(answer.handle)
@@ -158,18 +156,14 @@ def test_an_invalid_claim_is_denied_and_logged(
 
 
 @pytest.mark.parametrize("uses", [1, 3])
-def test_a_claim_admits_as_often_as_it_says(
-    daemon: Daemon, engine: HandEngine, uses: int
-) -> None:
+def test_a_claim_admits_as_often_as_it_says(daemon: Daemon, engine: HandEngine, uses: int) -> None:
     granted = grant(daemon, "replayed")
     claim = daemon.claim("replayed", granted.salt, granted.generation, uses=uses)
     verdicts = [engine.match(claim, granted.salt).verdict for _ in range(uses + 2)]
     assert verdicts == [Verdict.ADMITTED] * uses + [Verdict.DENIED] * 2
 
 
-def test_an_admitted_request_asks_again_without_a_claim(
-    daemon: Daemon, engine: HandEngine
-) -> None:
+def test_an_admitted_request_asks_again_without_a_claim(daemon: Daemon, engine: HandEngine) -> None:
     made = blocks()
     first = admit(daemon, engine, "again", hashes(made))
     engine.store(first.handle, made)
@@ -205,8 +199,6 @@ def test_a_finished_request_opens_nothing_but_its_late_stores_are_taken(
 def test_hashes_that_do_not_add_up_are_denied(
     daemon: Daemon, engine: HandEngine, hash_bytes: int, data: bytes
 ) -> None:
-    from kvrun.instance.protocol import Match
-
     granted = grant(daemon, "odd")
     claim = daemon.claim("odd", granted.salt, granted.generation)
     engine.scheduler.send(Match(99, claim, granted.salt, hash_bytes, data, 16))
@@ -218,8 +210,6 @@ def test_hashes_that_do_not_add_up_are_denied(
 def test_a_session_that_is_erased_ends_its_handles_and_no_others(
     daemon: Daemon, engine: HandEngine
 ) -> None:
-    from kvrun.instance.connection import Connection
-
     mine = stored(daemon, engine, "erased", session="a")
     kept = stored(daemon, engine, "erased", session="b")
     live = admit(daemon, engine, "erased", hashes(mine), session="a")
@@ -244,6 +234,19 @@ def test_a_session_that_is_erased_ends_its_handles_and_no_others(
     assert fresh.generation > old.generation
     assert admit(daemon, engine, "erased", hashes(mine), session="a").tiers == (bytes(4),)
     assert engine.load(other.handle, hashes(kept)).plain == dict(kept)
+
+
+def test_a_gateway_that_missed_a_new_key_is_told_when_its_claim_is_denied(
+    daemon: Daemon, engine: HandEngine
+) -> None:
+    gateway = Connection.connect(
+        daemon.socket, hello(Role.GATEWAY, daemon.gateway_token), timeout_s=5
+    )
+    granted = grant(daemon, "expired")
+    stale = daemon.claim("expired", granted.salt, granted.generation + 1)
+    assert engine.match(stale, granted.salt).verdict is Verdict.DENIED
+    assert wait_for(gateway, SessionInvalidated) == SessionInvalidated("expired", "default")
+    gateway.close()
 
 
 def test_an_erased_tenant_loses_every_session(daemon: Daemon, engine: HandEngine) -> None:

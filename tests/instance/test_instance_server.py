@@ -10,9 +10,11 @@ import socket
 import stat
 import struct
 import time
+from pathlib import Path
 
 import pytest
 
+from kvrun.errors import KvrunError
 from kvrun.instance.client import AdminClient
 from kvrun.instance.connection import Connection, InstanceUnavailableError
 from kvrun.instance.protocol import (
@@ -34,8 +36,6 @@ from kvrun.instance.protocol import (
     Store,
     encode_frame,
 )
-from kvrun.errors import KvrunError
-
 from support.byhand import HandEngine, hello, wait_for
 from support.client import eventually, grant
 from support.daemon import Daemon
@@ -102,8 +102,6 @@ def _as_nobody(path: str, said: Hello, answers: multiprocessing.Queue[str]) -> N
     os.setgroups([])
     os.setresgid(65534, 65534, 65534)
     os.setresuid(65534, 65534, 65534)
-    from pathlib import Path
-
     try:
         Connection.connect(Path(path), said, timeout_s=5).close()
         answers.put("connected")
@@ -230,9 +228,11 @@ def test_a_worker_with_an_impossible_layout_is_refused_and_binds_nobody(
 def test_a_second_engine_with_another_layout_is_refused_until_the_first_has_gone(
     daemon: Daemon,
 ) -> None:
-    with HandEngine(daemon.socket, daemon.engine_token):
-        with pytest.raises(InstanceUnavailableError, match="another model or layout"):
-            connect(daemon, Role.SCHEDULER, fingerprint=b"g" * 32)
+    with (
+        HandEngine(daemon.socket, daemon.engine_token),
+        pytest.raises(InstanceUnavailableError, match="another model or layout"),
+    ):
+        connect(daemon, Role.SCHEDULER, fingerprint=b"g" * 32)
     eventually(lambda: engine_of(daemon) == "", "the first engine is forgotten")
     connect(daemon, Role.SCHEDULER, fingerprint=b"g" * 32).close()
     eventually(lambda: engine_of(daemon) == "", "the second engine is forgotten")
@@ -253,13 +253,12 @@ def test_a_process_that_left_before_its_welcome_is_forgotten(daemon: Daemon, rol
 
 
 def staging_maps(daemon: Daemon) -> int:
-    with open(f"/proc/{daemon.pid}/maps") as maps:
-        return sum("kvrun-staging" in line for line in maps)
+    return Path(f"/proc/{daemon.pid}/maps").read_text().count("kvrun-staging")
 
 
 @pytest.mark.root
 def test_running_out_of_descriptors_does_not_end_the_daemon(daemon: Daemon) -> None:
-    open_now = len(os.listdir(f"/proc/{daemon.pid}/fd"))
+    open_now = sum(1 for _ in Path(f"/proc/{daemon.pid}/fd").iterdir())
     before = resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE)
     resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (open_now + 3, before[1]))
     crowd = [socket.socket(socket.AF_UNIX) for _ in range(12)]

@@ -69,6 +69,7 @@ class Instance:
         self.cache = cache
         self.journal = journal
         self.handles = HandleTable()
+        self.on_stale_claim: Callable[[str, str], None] = lambda tenant, session: None
         self._verifier = verifier
         self._replays = ReplayWindow()
         self._now = now
@@ -223,6 +224,8 @@ class Instance:
             return None
         keys = self.keys.find(claim.tenant, claim.session)
         if keys is None or keys.generation != claim.generation or keys.salt != claim.salt:
+            # The gateway does not know yet, after an expiry for example, or missed the news.
+            self.on_stale_claim(claim.tenant, claim.session)
             raise KvrunError("the session's key was destroyed after the claim was made")
         layout = self._layout
         if layout is None:

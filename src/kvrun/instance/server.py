@@ -84,6 +84,9 @@ class InstanceServer:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._listener: socket.socket | None = None
         admin.on_erased = self._announce_erasure
+        instance.on_stale_claim = lambda tenant, session: self._announce_erasure(
+            tenant, session, []
+        )
 
     async def serve(self, path: Path, stop: asyncio.Event) -> None:
         """Listen until ``stop`` is set."""
