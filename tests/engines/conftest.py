@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from kvrun.models.folders import cache_folder
 from kvrun.models.tiny import TinyShape, ensure_tiny_model
-
 from support.daemon import PATIENT, Daemon
 
 

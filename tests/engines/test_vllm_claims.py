@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from kvrun.claims.claim import ClaimSigner
 
+from kvrun.claims.claim import ClaimSigner
 from support.client import ask, claimed, eventually, grant, prompt, reconnect, store
 from support.daemon import Daemon
 from support.engine import Ask, Engine
@@ -106,9 +106,7 @@ def test_an_invalid_claim_reuses_and_stores_nothing(
     assert ask(daemon, engine, "alice", TOKENS).cached == WHOLE
 
 
-def test_a_replayed_claim_reuses_nothing(
-    daemon: Daemon, engine: Engine, cold: list[int]
-) -> None:
+def test_a_replayed_claim_reuses_nothing(daemon: Daemon, engine: Engine, cold: list[int]) -> None:
     granted = grant(daemon, "alice")
     claim = daemon.claim("alice", granted.salt, granted.generation, uses=2)
     answers = [engine.ask(Ask(TOKENS, granted.salt, claim))[0] for _ in range(4)]

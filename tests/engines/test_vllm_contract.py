@@ -14,16 +14,17 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from kvrun.engines.vllm import compat  # noqa: E402
-from kvrun.engines.vllm.connector import KvrunConnector  # noqa: E402
-from kvrun.engines.vllm.manager import GovernedManager  # noqa: E402
-from kvrun.engines.vllm.spec import KvrunOffloadingSpec  # noqa: E402
-from kvrun.engines.vllm.worker import GovernedWorker  # noqa: E402
-from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory  # noqa: E402
-from vllm.distributed.kv_transfer.kv_connector.v1.offloading import scheduler, worker  # noqa: E402
-from vllm.v1.core.kv_cache_manager import KVCacheManager  # noqa: E402
-from vllm.v1.core.sched.scheduler import Scheduler  # noqa: E402
-from vllm.v1.kv_offload.config import OffloadingGroupConfig  # noqa: E402
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading import scheduler, worker
+from vllm.v1.core.kv_cache_manager import KVCacheManager
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.kv_offload.config import OffloadingGroupConfig
+
+from kvrun.engines.vllm import compat
+from kvrun.engines.vllm.connector import KvrunConnector
+from kvrun.engines.vllm.manager import GovernedManager
+from kvrun.engines.vllm.spec import KvrunOffloadingSpec
+from kvrun.engines.vllm.worker import GovernedWorker
 
 pytestmark = pytest.mark.engine
 

@@ -10,13 +10,12 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from kvrun.engines.vllm import compat  # noqa: E402
-from kvrun.engines.vllm.compat import EngineVersionError, require_supported_version  # noqa: E402
-from kvrun.engines.vllm.governance import EngineSettingError, check_engine  # noqa: E402
-from kvrun.engines.vllm.settings import AdapterSettingsError, adapter_settings  # noqa: E402
-
-from support.daemon import Daemon  # noqa: E402
-from support.engine import Engine  # noqa: E402
+from kvrun.engines.vllm import compat
+from kvrun.engines.vllm.compat import EngineVersionError, require_supported_version
+from kvrun.engines.vllm.governance import EngineSettingError, check_engine
+from kvrun.engines.vllm.settings import AdapterSettingsError, adapter_settings
+from support.daemon import Daemon
+from support.engine import Engine
 
 pytestmark = pytest.mark.engine
 
@@ -92,9 +91,7 @@ def test_another_minor_of_vllm_is_refused_by_both_numbers(
 
 
 @pytest.mark.parametrize("version", ["0.32.0", "0.32.5+cpu", "0.32.1rc1", "0.32.1.dev3+g1"])
-def test_every_patch_of_the_minor_is_taken(
-    version: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_patch_of_the_minor_is_taken(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compat, "engine_version", lambda: version)
     assert require_supported_version() == version
 
@@ -107,7 +104,7 @@ def test_the_adapter_says_which_of_its_settings_is_wrong(tmp_path: Path) -> None
     token.write_text("t0ken\n")
     assert adapter_settings({"kvrun.socket": socket}, {}).token == "t0ken"
     assert adapter_settings({}, {"KVRUN_SOCKET": socket}).socket == Path(socket)
-    with pytest.raises(AdapterSettingsError, match="'kvrun.sokcet'"):
+    with pytest.raises(AdapterSettingsError, match=r"'kvrun\.sokcet'"):
         adapter_settings({"kvrun.sokcet": socket}, {})
     for extra in ({}, {"kvrun.socket": 7}):
         with pytest.raises(AdapterSettingsError, match="socket"):

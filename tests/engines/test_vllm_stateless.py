@@ -29,9 +29,7 @@ def engine(daemon: Daemon, tiny_llama: Path, module_folder: Path) -> Iterator[En
     running.stop()
 
 
-def test_the_same_prompt_reuses_nothing_and_leaves_no_byte(
-    daemon: Daemon, engine: Engine
-) -> None:
+def test_the_same_prompt_reuses_nothing_and_leaves_no_byte(daemon: Daemon, engine: Engine) -> None:
     tokens = prompt(41, 700)
     answers = [engine.ask(claimed(daemon, "alice", tokens)[1])[0] for _ in range(3)]
     daemon.admin("flush")

@@ -1,4 +1,4 @@
-"""A user of the deployment without the HTTP part: opens sessions, stamps claims, asks the engine."""
+"""A user of the deployment without HTTP: opens sessions, stamps claims, asks the engine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from collections.abc import Callable
 from kvrun.errors import KvrunError
 from kvrun.instance.client import AsyncInstanceClient
 from kvrun.instance.instance import SessionGrant
-
 from support.daemon import Daemon
 from support.engine import Answer, Ask, Engine
 

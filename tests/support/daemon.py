@@ -24,7 +24,7 @@ PATIENT = "match_deadline_ms = 20000\nload_deadline_ms = 60000\n"
 
 # Lets a test end or stop the daemon exactly in the middle of something: the flag file names the
 # moment and the signal, and the daemon takes it up once.
-AT_A_MOMENT = '''
+AT_A_MOMENT = """
 from kvrun.instance.instance import Instance
 from kvrun.instance.transfers import Transfers
 flag = Path(sys.argv[1]).with_name("moment")
@@ -44,7 +44,7 @@ def at(kind, name):
 at(Instance, "match")
 at(Transfers, "_seal_one")
 at(Transfers, "_open_one")
-'''
+"""
 
 _RUNNER = """
 import json, os, sys

@@ -46,7 +46,8 @@ def main():
             prompt = {"prompt_token_ids": item["tokens"]}
             if item["salt"]:
                 prompt["cache_salt"] = item["salt"]
-            extra = {"kv_transfer_params": {"kvrun_claim": item["claim"]}} if item["claim"] else None
+            claim = {"kvrun_claim": item["claim"]}
+            extra = {"kv_transfer_params": claim} if item["claim"] else None
             prompts.append(prompt)
             params.append(SamplingParams(temperature=0, max_tokens=item["max_tokens"],
                                          ignore_eos=True, logprobs=0, extra_args=extra))
