@@ -65,7 +65,40 @@ def test_sealed_blocks_open_to_what_was_stored(daemon: Daemon, engine: HandEngin
     opened = engine.load(answer.handle, hashes(made))
     assert opened.plain == dict(made)
     assert opened.failed == []
-    assert daemon.reuse("opens").memory_tokens == 4 * TOKENS_PER_BLOCK
+
+
+def test_only_what_the_engine_used_and_the_daemon_opened_counts_as_reused(
+    daemon: Daemon, engine: HandEngine
+) -> None:
+    made = stored(daemon, engine, "counted")
+
+    def counts(request_id: str) -> tuple[int, int, int]:
+        reuse = daemon.reuse(request_id)
+        return reuse.engine_tokens, reuse.memory_tokens, reuse.disk_tokens
+
+    def request(request_id: str, load: int, *started: tuple[int, int]) -> tuple[int, int, int]:
+        answer = admit(daemon, engine, "counted", hashes(made), request_id=request_id)
+        engine.load(answer.handle, hashes(made)[:load])
+        for engine_tokens, loaded_tokens in started:
+            engine.start(answer.handle, engine_tokens, loaded_tokens)
+        engine.match("", "", handle=answer.handle)
+        return counts(request_id)
+
+    block = TOKENS_PER_BLOCK
+    assert request("never-started", 4) == (0, 0, 0)
+    assert request("all", 4, (0, 4 * block)) == (0, 4 * block, 0)
+    assert request("said-twice", 4, (0, 4 * block), (0, 4 * block)) == (0, 4 * block, 0)
+    assert request("claims-more", 2, (0, 9999)) == (0, 2 * block, 0)
+    assert request("opened-nothing", 0, (block, 9999)) == (block, 0, 0)
+    assert request("impossible", 4, (-5, -9999)) == (0, 0, 0)
+    # A load that failed is asked for again; what it opened in vain is not reuse.
+    answer = admit(daemon, engine, "counted", hashes(made), request_id="in-vain")
+    engine.load(answer.handle, hashes(made))
+    engine.match("", "", hashes(made), handle=answer.handle)
+    engine.load(answer.handle, hashes(made)[:1])
+    engine.start(answer.handle, 0, block)
+    engine.match("", "", handle=answer.handle)
+    assert counts("in-vain") == (0, block, 0)
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ from kvrun.instance.protocol import (
     Release,
     Released,
     Role,
+    Started,
     Store,
 )
 from kvrun.instance.staging import SlotTable, StagingRegion
@@ -102,6 +103,10 @@ class HandEngine:
         assert isinstance(answer, Matched)
         assert answer.request == self._numbers
         return answer
+
+    def start(self, handle: int, engine_tokens: int, loaded_tokens: int) -> None:
+        """Say what a request reused when it was scheduled."""
+        assert self.scheduler.send(Started(handle, engine_tokens, loaded_tokens))
 
     def finish(self, handle: int) -> None:
         """End a request."""

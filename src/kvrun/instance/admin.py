@@ -96,8 +96,7 @@ class AdminService:
         handles = [
             handle.number
             for handle in self._instance.handles
-            if handle.keys.scope.tenant == tenant
-            and session in (None, handle.keys.scope.session)
+            if handle.keys.scope.tenant == tenant and session in (None, handle.keys.scope.session)
         ]
         erased = self._instance.erase(tenant, session)
         self.on_erased(tenant, session, handles)

@@ -196,9 +196,7 @@ class Reconnector:
         pause_s = 0.2
         while not self._stop.wait(pause_s):
             with contextlib.suppress(InstanceUnavailableError):
-                self._found = Connection.connect(
-                    self._path, self._hello, timeout_s=self._timeout_s
-                )
+                self._found = Connection.connect(self._path, self._hello, timeout_s=self._timeout_s)
                 return
             pause_s = min(pause_s * 2, 5.0)
 

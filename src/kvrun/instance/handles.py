@@ -10,7 +10,7 @@ from __future__ import annotations
 import secrets
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -24,7 +24,7 @@ _LINGER_S = 30.0
 
 
 class Reuse(msgspec.Struct):
-    """What one request of a client reused, in tokens of the first KV cache group."""
+    """What one request of a client reused, in prompt tokens that the engine did not compute."""
 
     request_id: str
     prompt_tokens: int = 0
@@ -47,6 +47,8 @@ class Handle:
     cache: CacheSession
     reuse: Reuse
     pinned: list[bytes] = field(default_factory=list)
+    opened: dict[tuple[int, int], Tier] = field(default_factory=dict)
+    started: bool = False
     finished_at: float | None = None
     revoked: bool = False
 
@@ -65,12 +67,35 @@ class Handle:
         pinned, self.pinned = self.pinned, []
         self.cache.unpin(pinned)
 
-    def count_loaded(self, tier: Tier, tokens: int) -> None:
-        """Add tokens that were opened for this request from a tier."""
-        if tier is Tier.MEMORY:
-            self.reuse.memory_tokens += tokens
-        else:
-            self.reuse.disk_tokens += tokens
+    def note_opened(self, group: int, index: int, tier: Tier) -> None:
+        """Block ``index`` of a group was opened from a tier for this request."""
+        if not self.started:
+            self.opened[group, index] = tier
+
+    def start(
+        self, engine_tokens: int, loaded_tokens: int, tokens_per_block: Sequence[int]
+    ) -> None:
+        """The engine computes the rest of the prompt: what it reused is settled now, once.
+
+        Blocks that were opened in vain, because another block of the load failed, do not count,
+        and no more tokens count as loaded than opened blocks reach.
+        """
+        if self.started:
+            return
+        self.started = True
+        opened, self.opened = dict(self.opened), {}
+        reach = max(((i + 1) * tokens_per_block[g] for g, i in opened), default=0)
+        loaded = max(0, min(loaded_tokens, reach - engine_tokens))
+        from_disk = max(
+            (
+                tokens * sum(1 for (g, _), t in opened.items() if g == group and t is Tier.DISK)
+                for group, tokens in enumerate(tokens_per_block)
+            ),
+            default=0,
+        )
+        self.reuse.engine_tokens += engine_tokens
+        self.reuse.disk_tokens += min(loaded, from_disk)
+        self.reuse.memory_tokens += loaded - min(loaded, from_disk)
 
 
 class HandleTable:

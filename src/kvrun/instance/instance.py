@@ -156,7 +156,12 @@ class Instance:
         handle = self.handles.live(number)
         if handle is None:
             return
-        handle.reuse.engine_tokens += engine_tokens
+        layout = self._layout
+        if layout is None or handle.started or engine_tokens < 0:
+            return
+        handle.start(
+            engine_tokens, loaded_tokens, [group.tokens_per_block for group in layout.groups]
+        )
         if engine_tokens:
             self.journal.reused(handle, engine_tokens)
 
@@ -212,6 +217,7 @@ class Instance:
             if handle is None:
                 raise KvrunError("the request's handle is no longer valid")
             handle.unpin()
+            handle.opened.clear()
             return handle
         claim = self._verifier.verify(message.claim)
         if claim.salt != message.salt:

@@ -105,9 +105,7 @@ class Journal:
             )
         )
 
-    def integrity_failure(
-        self, handle: Handle, name: bytes, tier: Tier, error: KvrunError
-    ) -> None:
+    def integrity_failure(self, handle: Handle, name: bytes, tier: Tier, error: KvrunError) -> None:
         """A block did not open and was quarantined."""
         event = self._of(
             handle,

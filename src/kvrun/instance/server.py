@@ -204,9 +204,7 @@ class InstanceServer:
             case (Role.SCHEDULER, Match()):
                 self._run(lambda: peer.send_soon(self._instance.match(message)))
             case (Role.SCHEDULER, Started()):
-                self._instance.started(
-                    message.handle, message.engine_tokens, message.loaded_tokens
-                )
+                self._instance.started(message.handle, message.engine_tokens, message.loaded_tokens)
             case (Role.SCHEDULER, Finished()):
                 self._instance.finished(message.handle)
             case (Role.WORKER, Load()):

@@ -207,8 +207,8 @@ class Transfers:
         if handle.revoked or handle.keys.destroyed:
             link.staging.zero(block.slot)
             return False
-        if block.group == 0 and link.shape.rank == 0:
-            handle.count_loaded(tier, link.layout.groups[0].tokens_per_block)
+        if link.shape.rank == 0:
+            handle.note_opened(block.group, block.index, tier)
         return True
 
     def _store_share(self, link: WorkerLink, handle: Handle, blocks: Sequence[BlockAt]) -> None:
@@ -274,9 +274,7 @@ def _zero(link: WorkerLink, blocks: Sequence[BlockAt]) -> None:
     for block in blocks:
         link.staging.zero(block.slot)
     link.send(
-        Released(
-            tuple(block.slot for block in blocks), tuple(block.generation for block in blocks)
-        )
+        Released(tuple(block.slot for block in blocks), tuple(block.generation for block in blocks))
     )
 
 
@@ -286,7 +284,4 @@ def _shares(blocks: Sequence[BlockAt], threads: int) -> list[Sequence[BlockAt]]:
 
 
 def _wrong_size(found: int, plain: int) -> SealedBlockError:
-    return SealedBlockError(
-        f"a sealed block has {found} bytes, {sealed_size(plain)} were expected"
-    )
-
+    return SealedBlockError(f"a sealed block has {found} bytes, {sealed_size(plain)} were expected")
