@@ -97,7 +97,6 @@ class KvrunConnector(OffloadingConnector):
         result = super().get_num_new_matched_tokens(request, num_computed_tokens)
         if admission is not None:
             admission.engine_tokens = num_computed_tokens
-            _log.info("DBG %s %s %s %s", request.request_id, num_computed_tokens, result, [list(t) for t in admission.tiers])
         return result
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
