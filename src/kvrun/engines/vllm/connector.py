@@ -92,6 +92,7 @@ class KvrunConnector(OffloadingConnector):
             if not request.skip_reading_prefix_cache:
                 # Not decided yet, or decided after vLLM looked at its own cache for this step:
                 # ask again in the next one rather than reuse a page without an admission.
+                self._deny_if_denied(request.request_id)
                 return None, False
             return super().get_num_new_matched_tokens(request, num_computed_tokens)
         result = super().get_num_new_matched_tokens(request, num_computed_tokens)
@@ -156,6 +157,7 @@ class KvrunConnector(OffloadingConnector):
             self.admissions.ask_again(
                 request_id, [bytes(block_hash) for block_hash in request.block_hashes]
             )
+            self._deny_if_denied(request_id)
 
     def _deny_if_denied(self, request_id: str) -> None:
         admission = self.admissions.get(request_id)
