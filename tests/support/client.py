@@ -88,13 +88,17 @@ def store(
     session: str = "default",
     max_tokens: int = 8,
     block: int = 128,
+    already: int = 0,
 ) -> Answer:
-    """Generate, and wait until every whole block of the prompt is sealed and on disk."""
+    """Generate, and wait until every whole block of the prompt is sealed and on disk.
+
+    ``already`` counts the blocks that an earlier request sealed.
+    """
     request_id, request = claimed(daemon, tenant, tokens, session=session, max_tokens=max_tokens)
     answer = engine.ask(request)[0]
+    expected = len(tokens) // block - already
     eventually(
-        lambda: daemon.reuse(request_id).sealed_blocks >= len(tokens) // block,
-        f"{len(tokens) // block} sealed blocks",
+        lambda: daemon.reuse(request_id).sealed_blocks >= expected, f"{expected} sealed blocks"
     )
     daemon.admin("flush")
     return answer
