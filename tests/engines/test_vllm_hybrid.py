@@ -46,3 +46,11 @@ def test_another_tenant_reuses_nothing_where_the_same_tenant_does(
     assert ask(daemon, engine, "alice", TOKENS).cached > 1000
     engine.reset()
     assert ask(daemon, engine, "bob", TOKENS).cached == 0
+
+
+def test_a_second_turn_reuses_the_first_turns_answer(daemon: Daemon, engine: Engine) -> None:
+    prompt = TOKENS[:1400]
+    first = ask(daemon, engine, "carol", prompt, max_tokens=300)
+    engine.reset()
+    second = ask(daemon, engine, "carol", prompt + first.tokens + [11, 12, 13])
+    assert second.cached > len(prompt)

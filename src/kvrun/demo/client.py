@@ -42,6 +42,7 @@ def complete(
             "prompt": prompt,
             "max_tokens": max_tokens,
             "temperature": 0,
+            "ignore_eos": True,
             "stream": True,
             "stream_options": {"include_usage": True},
         }

@@ -19,10 +19,14 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
     OffloadingConnectorMetadata,
     TransferJob,
 )
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import (
+    GroupOffloadConfig,
+    OffloadingConnectorScheduler,
+)
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 from vllm.logger import init_logger
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.kv_cache_interface import KVCacheConfig, SlidingWindowSpec
 from vllm.v1.kv_offload.base import (
     CanonicalKVCaches,
     GPULoadStoreSpec,
@@ -89,6 +93,7 @@ __all__ = [
     "CanonicalKVCaches",
     "EngineVersionError",
     "GPULoadStoreSpec",
+    "GroupOffloadConfig",
     "KVCacheConfig",
     "KVConnectorMetadata",
     "KVConnectorOutput",
@@ -100,6 +105,7 @@ __all__ = [
     "OffloadingConfig",
     "OffloadingConnector",
     "OffloadingConnectorMetadata",
+    "OffloadingConnectorScheduler",
     "OffloadingManager",
     "OffloadingSpec",
     "OffloadingWorker",
@@ -108,6 +114,7 @@ __all__ = [
     "Request",
     "RequestOffloadingContext",
     "SchedulerOutput",
+    "SlidingWindowSpec",
     "TransferJob",
     "TransferResult",
     "VllmConfig",

@@ -26,6 +26,7 @@ from kvrun.engines.vllm.compat import (
     init_logger,
 )
 from kvrun.engines.vllm.governance import check_engine, engine_fingerprint
+from kvrun.engines.vllm.retention import keep_answers
 from kvrun.engines.vllm.spec import KvrunOffloadingSpec
 from kvrun.engines.vllm.worker import GovernedWorker
 
@@ -60,6 +61,8 @@ class KvrunConnector(OffloadingConnector):
         KvrunOffloadingSpec.fingerprint = engine_fingerprint(vllm_config, kv_cache_config, extra)
         KvrunOffloadingSpec.context_window = vllm_config.model_config.max_model_len
         super().__init__(vllm_config, role, kv_cache_config)
+        if self.connector_scheduler is not None:
+            keep_answers(self.connector_scheduler)
         self._requests: dict[str, Request] = {}
 
     @property
