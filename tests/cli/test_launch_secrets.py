@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from kvrun.cli.launch_secrets import (
+from kvrun.config import KvrunConfig, parse_config
+from kvrun.launch.secrets import (
     Launch,
     LaunchSecretsError,
     gateway_secrets,
     instance_secrets,
     remove_files,
 )
-from kvrun.config import KvrunConfig, parse_config
 
 
 @pytest.fixture

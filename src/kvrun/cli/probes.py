@@ -12,9 +12,9 @@ from pathlib import Path
 import msgspec
 
 from kvrun.cli.options import size_text
-from kvrun.cli.readiness import AddressInUseError, require_free
 from kvrun.engines.vllm.installed import EngineMissingError, require_engine
 from kvrun.keys.filesystem import ClaimClass, filesystem_facts
+from kvrun.launch.readiness import AddressInUseError, require_free
 
 MIN_PYTHON = (3, 11)
 MIN_CRYPTOGRAPHY = 50

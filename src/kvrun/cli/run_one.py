@@ -3,9 +3,9 @@
 import logging
 import os
 
-from kvrun.cli.launch_secrets import gateway_secrets, instance_secrets
 from kvrun.cli.options import DEFAULT_CONFIG, ConfigFile, read_config
-from kvrun.parent import PARENT_VARIABLE, end_with_parent
+from kvrun.launch.parent import PARENT_VARIABLE, end_with_parent
+from kvrun.launch.secrets import gateway_secrets, instance_secrets
 
 
 def instance(config_file: ConfigFile = DEFAULT_CONFIG) -> None:

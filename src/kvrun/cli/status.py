@@ -16,11 +16,11 @@ from kvrun.cli.options import (
     size_text,
     table,
 )
-from kvrun.cli.processes import engine_url, gateway_url
-from kvrun.cli.readiness import http_answers
 from kvrun.cli.up import RunningState
 from kvrun.config import KvrunConfig
 from kvrun.errors import KvrunError
+from kvrun.launch.processes import engine_url, gateway_url
+from kvrun.launch.readiness import http_answers
 
 
 def status(config_file: ConfigFile = DEFAULT_CONFIG, as_json: AsJson = False) -> None:

@@ -15,10 +15,11 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from kvrun.cli import prepare
-from kvrun.cli.launch_secrets import Launch, prepare_run_folder, remove_files, write_private
 from kvrun.cli.options import DEFAULT_CONFIG, ConfigFile, console, read_config, table
-from kvrun.cli.processes import (
+from kvrun.config import DataLayout, KvrunConfig
+from kvrun.errors import KvrunError
+from kvrun.launch import prepare
+from kvrun.launch.processes import (
     ENGINE,
     GATEWAY,
     INSTANCE,
@@ -28,9 +29,8 @@ from kvrun.cli.processes import (
     gateway_url,
     instance_spec,
 )
-from kvrun.cli.supervisor import ChildState, StopRequestedError, Supervisor
-from kvrun.config import DataLayout, KvrunConfig
-from kvrun.errors import KvrunError
+from kvrun.launch.secrets import Launch, prepare_run_folder, remove_files, write_private
+from kvrun.launch.supervisor import ChildState, StopRequestedError, Supervisor
 
 
 class AlreadyUpError(KvrunError):

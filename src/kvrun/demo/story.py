@@ -7,11 +7,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvrun.cli.processes import ENGINE, INSTANCE
-from kvrun.demo.client import Completion
-from kvrun.demo.stage import Stage
+from kvrun.audit.files import read_keys, verify_files
+from kvrun.audit.note import VerifierKey
+from kvrun.audit.segment import CHECKPOINT_NAME, SIGNER_NAME
+from kvrun.audit.verdict import Aspect
+from kvrun.audit.verify import Trust
 from kvrun.demo.text import long_text
 from kvrun.errors import KvrunError
+from kvrun.launch.client import Completion
+from kvrun.launch.processes import ENGINE, INSTANCE
+from kvrun.launch.stack import Stack
 
 PROMPT_CHARACTERS = 12_500
 FIRST_ANSWER_TOKENS = 160
@@ -46,10 +51,12 @@ class StepResult:
 
 
 class Story:
-    """Plays the steps on a stage. Each step raises StoryError when it does not hold."""
+    """Plays the steps on a stack. Each step raises StoryError when it does not hold."""
 
-    def __init__(self, stage: Stage, restart: Callable[..., None]) -> None:
-        self._stage = stage
+    def __init__(self, stack: Stack, restart: Callable[..., None]) -> None:
+        self._stack = stack
+        self._log_keys: tuple[VerifierKey, ...] = ()
+        self._remembered = b""
         self._restart = restart
         self._prompt = long_text(PROMPT_CHARACTERS) + _QUESTION
         self._first: Completion | None = None
@@ -80,7 +87,7 @@ class Story:
     def engine_memory(self) -> StepResult:
         """The engine's own pages, under alice's salt."""
         answer = self._repeat("alice")
-        reuse = self._stage.reuse(answer.request_id)
+        reuse = self._stack.reuse(answer.request_id)
         _require(reuse.engine_tokens > answer.prompt_tokens * 3 // 4, f"reused {reuse}")
         return self._result("2 again", "alice", answer, "same answer, reused", "engine memory")
 
@@ -106,31 +113,34 @@ class Story:
         """The daemon still holds the sealed blocks."""
         self._restart(stop=(ENGINE,), start=(ENGINE,))
         answer = self._repeat("alice")
-        reuse = self._stage.reuse(answer.request_id)
+        reuse = self._stack.reuse(answer.request_id)
         _require(reuse.memory_tokens > answer.prompt_tokens * 3 // 4, f"reused {reuse}")
         _require(reuse.disk_tokens == 0, f"reused {reuse}")
         return self._result("5 engine restart", "alice", answer, "opened, same answer", "memory")
 
     def persistent_tier(self) -> StepResult:
         """Only the sealed blocks on disk are left."""
-        self._stage.flush()
+        self._stack.flush()
         self._restart(stop=(ENGINE, INSTANCE), start=(INSTANCE, ENGINE))
         answer = self._repeat("alice")
-        reuse = self._stage.reuse(answer.request_id)
+        reuse = self._stack.reuse(answer.request_id)
         _require(reuse.disk_tokens > answer.prompt_tokens * 3 // 4, f"reused {reuse}")
-        self._stage.remember_checkpoint()
+        # As an auditor would: the log's key and a checkpoint, kept outside the log's folder.
+        audit = self._stack.config.layout.audit
+        self._log_keys = read_keys(audit / SIGNER_NAME)
+        self._remembered = (audit / CHECKPOINT_NAME).read_bytes()
         return self._result("6 both restart", "alice", answer, "opened, same answer", "disk")
 
     def damaged_block(self) -> StepResult:
         """A damaged block is recomputed, never served."""
-        self._stage.flush()
+        self._stack.flush()
         self._restart(stop=(ENGINE, INSTANCE), start=())
         damaged = self._flip_one_byte_of_each_first_block()
         self._restart(stop=(), start=(INSTANCE, ENGINE))
         answer = self._repeat("alice")
-        reuse = self._stage.reuse(answer.request_id)
+        reuse = self._stack.reuse(answer.request_id)
         _require(reuse.failed_blocks > 0, f"no block failed to open: {reuse}")
-        found = sum(event["event"] == "integrity_failure" for event in self._stage.events())
+        found = sum(event["event"] == "integrity_failure" for event in self._stack.events())
         _require(found > 0, "the log holds no integrity_failure")
         shown = f"{damaged} damaged, recomputed, same answer, integrity_failure logged"
         tier = "disk" if reuse.disk_tokens else ""
@@ -138,15 +148,15 @@ class Story:
 
     def erased(self) -> StepResult:
         """Copies of the sealed blocks are worth nothing without the key."""
-        self._stage.flush()
-        copy = self._stage.blocks.with_name("kv-copy")
-        shutil.copytree(self._stage.blocks, copy)
-        erased = self._stage.erase("alice")
+        self._stack.flush()
+        copy = self._stack.blocks.with_name("kv-copy")
+        shutil.copytree(self._stack.blocks, copy)
+        erased = self._stack.erase("alice")
         _require(len(erased) == 1, f"erased {erased}")
-        shutil.copytree(copy, self._stage.blocks, dirs_exist_ok=True)
+        shutil.copytree(copy, self._stack.blocks, dirs_exist_ok=True)
         shutil.rmtree(copy)
         answer = self._repeat("alice")
-        reuse = self._stage.reuse(answer.request_id)
+        reuse = self._stack.reuse(answer.request_id)
         reused = answer.cached_tokens + reuse.memory_tokens + reuse.disk_tokens
         _require(reused == 0, f"an erased session gave {reuse}")
         shown = "cold again, with a copy of her old blocks put back"
@@ -154,12 +164,14 @@ class Story:
 
     def verified_log(self) -> StepResult:
         """The whole log, against the checkpoint remembered in step 6."""
-        holds, verdicts = self._stage.verify_log()
-        _require(holds, f"the audit log does not verify: {verdicts}")
+        trust = Trust(keys=self._log_keys, remembered=(self._remembered,))
+        report = verify_files([self._stack.config.layout.audit], trust)
+        verdicts = ", ".join(f"{aspect} {report.verdict(aspect)}" for aspect in Aspect)
+        _require(report.exit_code == 0, f"the audit log does not verify: {verdicts}")
         return StepResult("9 log", verdicts, None)
 
     def _ask(self, tenant: str, prompt: str, max_tokens: int) -> Completion:
-        return self._stage.complete(tenant, prompt, max_tokens)
+        return self._stack.complete(tenant, prompt, max_tokens)
 
     def _repeat(self, tenant: str) -> Completion:
         first = self._first_answer()
@@ -184,12 +196,12 @@ class Story:
     def _flip_one_byte_of_each_first_block(self) -> str:
         """Flip one byte in the newest stored block of each session that has blocks."""
         count = 0
-        for block in _one_block_a_session(self._stage.blocks):
+        for block in _one_block_a_session(self._stack.blocks):
             content = bytearray(block.read_bytes())
             content[len(content) // 2] ^= 1
             block.write_bytes(content)
             count += 1
-        _require(count > 0, f"no stored block in {self._stage.blocks}")
+        _require(count > 0, f"no stored block in {self._stack.blocks}")
         return f"{count} block{'s' if count > 1 else ''}"
 
 

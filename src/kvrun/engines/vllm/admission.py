@@ -250,7 +250,5 @@ class Admissions:
                 admission.reason = "the instance daemon did not answer in time"
                 denied.append(request_id)
 
-    def _send(
-        self, message: Match | Started | Finished
-    ) -> bool:
+    def _send(self, message: Match | Started | Finished) -> bool:
         return self._connection is not None and self._connection.send(message)

@@ -75,9 +75,7 @@ class GovernedManager(OffloadingManager):
             return CacheHitSource.DISK if tier == _TIER_DISK else CacheHitSource.HOST
         return CacheHitSource.EXTERNAL_UNSPECIFIED
 
-    def prepare_load(
-        self, keys: Collection[OffloadKey], req_context: ReqContext
-    ) -> LoadStoreSpec:
+    def prepare_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> LoadStoreSpec:
         admission = self.admissions.get(req_context.req_id)
         handle = admission.handle if admission is not None else 0
         return GovernedSpec(handle, self._refs(keys, req_context))

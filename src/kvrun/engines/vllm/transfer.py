@@ -193,9 +193,7 @@ class Transfers:
         for state in [s for s in self._stores if not s.blocks and not s.copying]:
             self._stores.remove(state)
             del self._storing[state.job]
-            self._done.append(
-                Done(state.job, False, state.size_bytes, self._clock() - state.began)
-            )
+            self._done.append(Done(state.job, False, state.size_bytes, self._clock() - state.began))
 
     def _advance_load(self, state: _LoadJob) -> None:
         channel = self._channel

@@ -33,9 +33,7 @@ class GovernedWorker(OffloadingWorker):
         self._transfers.store(job_id, dst_spec.handle, _pairs(dst_spec, src_spec))
         return True
 
-    def submit_load(
-        self, job_id: int, src_spec: LoadStoreSpec, dst_spec: GPULoadStoreSpec
-    ) -> bool:
+    def submit_load(self, job_id: int, src_spec: LoadStoreSpec, dst_spec: GPULoadStoreSpec) -> bool:
         assert isinstance(src_spec, GovernedSpec)
         self._transfers.load(job_id, src_spec.handle, _pairs(src_spec, dst_spec))
         return True

@@ -16,9 +16,9 @@ from cryptography.exceptions import InvalidKey
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from kvrun.claims.keyfile import create_signing_key, load_signing_key, load_verification_key
-from kvrun.cli.supervisor import TOKEN_FD_VARIABLE
 from kvrun.config import DataLayout, KvrunConfig
 from kvrun.errors import KvrunError
+from kvrun.launch.supervisor import TOKEN_FD_VARIABLE
 
 TOKEN_BYTES = 32
 _ROLES = ("engine_token", "gateway_token", "admin_token")

@@ -5,10 +5,10 @@ import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from kvrun.cli.readiness import require_free
 from kvrun.config import ConfigError, KvrunConfig
 from kvrun.engines.vllm.installed import InstalledEngine, require_engine
 from kvrun.engines.vllm.launch import check_arguments, check_variables
+from kvrun.launch.readiness import require_free
 from kvrun.models.catalogue import context_window, kv_bytes_per_token, model_maximum
 from kvrun.models.resolve import facts_folder, resolve_model
 

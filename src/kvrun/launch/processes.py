@@ -4,11 +4,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from kvrun.cli.launch_secrets import Launch
-from kvrun.cli.readiness import http_answers, unix_accepts
-from kvrun.cli.supervisor import TOKEN_FD_VARIABLE, ChildSpec
 from kvrun.config import KvrunConfig
 from kvrun.engines.vllm.launch import engine_command
+from kvrun.launch.readiness import http_answers, unix_accepts
+from kvrun.launch.secrets import Launch
+from kvrun.launch.supervisor import TOKEN_FD_VARIABLE, ChildSpec
 
 INSTANCE, ENGINE, GATEWAY = "instance", "engine", "gateway"
 

@@ -37,13 +37,29 @@ def http_answers(url: str, path: str) -> bool:
 
 def http_get(url: str, path: str, *, timeout_s: float = _TIMEOUT_S) -> tuple[int, bytes]:
     """Status and body of a ``GET`` on this machine. Raises OSError or HTTPException."""
-    connection = _connection(url, timeout_s)
+    connection = connect(url, timeout_s)
     try:
         connection.request("GET", path)
         answer = connection.getresponse()
         return answer.status, answer.read()
     finally:
         connection.close()
+
+
+def connect(url: str, timeout_s: float) -> http.client.HTTPConnection:
+    """A connection to ``unix:/socket``, ``http://`` or ``https://`` on this machine."""
+    scheme, _, rest = url.partition(":")
+    if scheme == "unix":
+        return _UnixConnection(rest, timeout_s)
+    authority = rest.strip("/")
+    if scheme == "https":
+        # Our own gateway on this machine: whether it answers is asked, not who it is.
+        return http.client.HTTPSConnection(
+            authority,
+            timeout=timeout_s,
+            context=ssl._create_unverified_context(),  # noqa: S323
+        )
+    return http.client.HTTPConnection(authority, timeout=timeout_s)
 
 
 def require_free(host: str, port: int, setting: str) -> None:
@@ -72,18 +88,3 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock = socket.socket(socket.AF_UNIX)
         self.sock.settimeout(self.timeout)
         self.sock.connect(self._path)
-
-
-def _connection(url: str, timeout_s: float) -> http.client.HTTPConnection:
-    scheme, _, rest = url.partition(":")
-    if scheme == "unix":
-        return _UnixConnection(rest, timeout_s)
-    authority = rest.strip("/")
-    if scheme == "https":
-        # Our own gateway on this machine: whether it answers is asked, not who it is.
-        return http.client.HTTPSConnection(
-            authority,
-            timeout=timeout_s,
-            context=ssl._create_unverified_context(),  # noqa: S323
-        )
-    return http.client.HTTPConnection(authority, timeout=timeout_s)

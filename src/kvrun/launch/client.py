@@ -6,9 +6,10 @@ import http.client
 import json
 import time
 from dataclasses import dataclass
-from urllib.parse import urlsplit
+from typing import Any
 
 from kvrun.errors import KvrunError
+from kvrun.launch.readiness import connect
 
 _TIMEOUT_S = 600.0
 
@@ -29,9 +30,11 @@ class Completion:
 
 
 def complete(
-    url: str, key: str, model: str, prompt: str, *, tenant: str, max_tokens: int
+    url: str, key: str, model: str, prompt: str | list[int], *, tenant: str, max_tokens: int
 ) -> Completion:
-    """Stream one completion for a tenant.
+    """Stream one completion of exactly ``max_tokens`` tokens for a tenant.
+
+    ``url`` is ``http://host:port`` or ``unix:/path``; ``prompt`` is text or token ids.
 
     Raises:
         RequestFailedError: any status but 200.
@@ -52,7 +55,7 @@ def complete(
         "Authorization": f"Bearer {key}",
         "X-KV-Tenant": tenant,
     }
-    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=_TIMEOUT_S)
+    connection = connect(url, _TIMEOUT_S)
     try:
         began = time.monotonic()
         connection.request("POST", "/v1/completions", body, headers)
@@ -67,15 +70,15 @@ def complete(
 
 
 def _read_stream(response: http.client.HTTPResponse, began: float) -> Completion:
-    text, first, usage = "", 0.0, {}
+    text, first = "", 0.0
+    usage: dict[str, Any] = {}
     for line in response:
         if not line.startswith(b"data: ") or line.startswith(b"data: [DONE]"):
             continue
         chunk = json.loads(line[6:])
         for choice in chunk.get("choices", ()):
-            if choice.get("text"):
-                first = first or time.monotonic() - began
-                text += choice["text"]
+            first = first or time.monotonic() - began
+            text += choice.get("text") or ""
         usage = chunk.get("usage") or usage
     details = usage.get("prompt_tokens_details") or {}
     return Completion(
