@@ -34,10 +34,10 @@ class DataLayout:
         """Signing keys: backed up, unlike key slots and root."""
         return self.data_dir / "signing"
 
-    def blocks(self, workspace: str, deployment: str) -> Path:
-        """Sealed blocks of one deployment: its folder ``kv`` in the workspace's Storage."""
+    def storage(self, workspace: str, deployment: str) -> Path:
+        """A deployment's own folder in the workspace's Storage; sealed blocks are in its ``kv``."""
         storage = self.data_dir / "storage"
-        return storage / _folder_name(workspace) / "deployments" / _folder_name(deployment) / "kv"
+        return storage / _folder_name(workspace) / "deployments" / _folder_name(deployment)
 
     @property
     def audit(self) -> Path:

@@ -159,7 +159,7 @@ def _open_instance(
         disk = None
         if not config.deployment.stateless and config.instance.disk_bytes:
             disk = DiskTier(
-                layout.blocks(workspace, deployment), max_bytes=config.instance.disk_bytes
+                layout.storage(workspace, deployment), max_bytes=config.instance.disk_bytes
             )
         cache = CacheStore(
             memory=memory,

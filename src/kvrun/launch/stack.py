@@ -114,7 +114,7 @@ class Stack:
     def blocks(self) -> Path:
         """The folder of sealed blocks."""
         deployment = self.config.deployment
-        return self.config.layout.blocks(deployment.workspace, deployment.name)
+        return self.config.layout.storage(deployment.workspace, deployment.name) / "kv"
 
     def start(self, *names: str) -> None:
         """Start these processes, or all of them, and wait until each is ready."""
