@@ -11,7 +11,7 @@ from support.client import ask, claimed, eventually, prompt, reconnect
 from support.daemon import Daemon
 from support.engine import Engine
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 TOKENS = prompt(101, 700)
 WHOLE = 640
@@ -44,7 +44,10 @@ def test_a_reload_equals_the_engines_own_cache(daemon: Daemon, engine: Engine) -
     assert reloaded.tokens == own.tokens == cold.tokens
     assert daemon.reuse(reload_id).memory_tokens == WHOLE
     engine.reset()
-    assert ask(daemon, engine, "bob", TOKENS).cached == 0
+    bob_id, request = claimed(daemon, "bob", TOKENS)
+    assert engine.ask(request)[0].cached == 0
+    eventually(lambda: daemon.reuse(bob_id).sealed_blocks == 10, "both ranks sealed bob's")
+    daemon.admin("flush")
 
 
 def test_a_block_that_one_rank_lost_is_recomputed(daemon: Daemon, engine: Engine) -> None:

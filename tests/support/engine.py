@@ -12,7 +12,6 @@ from pathlib import Path
 
 _RUNNER = '''
 import json, os, sys
-channel = os.fdopen(int(sys.argv[1]), "w", buffering=1)
 def pages(worker):
     """64 bytes out of every page of the first layer that holds something."""
     import torch
@@ -21,6 +20,8 @@ def pages(worker):
     half = rows.shape[1] // 2
     return [bytes(row[half - 32:half + 32].tolist()).hex() for row in rows if row.any()]
 def main():
+    # Worker processes import this file too; only the first one has the pipe.
+    channel = os.fdopen(int(sys.argv[1]), "w", buffering=1)
     options = json.loads(sys.argv[2])
     from vllm import LLM, SamplingParams
     from vllm.config import KVTransferConfig
