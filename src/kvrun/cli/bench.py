@@ -35,6 +35,67 @@ def seal(
     finish(run_seal_bench(SealBenchSettings(block_bytes=block_kib << 10, pairs=pairs)), as_json)
 
 
+@app.command()
+def ttft(
+    as_json: AsJson = False,
+    quick: Annotated[bool, typer.Option("--quick", help="7 rounds of 4,000 tokens only.")] = False,
+    model: Annotated[str, typer.Option(help='Folder or "tiny"; all stacks serve it.')] = "tiny",
+) -> None:
+    """Time to first token with the governed cache against plain vLLM, and reload against cold.
+
+    Starts three engines; takes some 20 minutes and 12 GiB of memory on two cores.
+
+    Example: kvrun bench ttft --quick --json
+    """
+    from kvrun.bench.ttft import DEFAULT_ROUNDS, TtftSettings, run_ttft_bench
+
+    rounds = ((4_000, MIN_PAIRS),) if quick else DEFAULT_ROUNDS
+    status = Console(stderr=True).status("starting")
+    with status:
+        report = run_ttft_bench(TtftSettings(rounds=rounds, model=model), status.update)
+    finish(report, as_json)
+
+
+@app.command()
+def gateway(as_json: AsJson = False) -> None:
+    """What the gateway adds to the first byte and costs at 128 streams, beside nginx.
+
+    Needs gcc, and nginx for the comparison; takes about a minute.
+
+    Example: kvrun bench gateway --json
+    """
+    from kvrun.bench.gateway import run_gateway_bench
+
+    finish(run_gateway_bench(), as_json)
+
+
+@app.command()
+def audit(as_json: AsJson = False) -> None:
+    """Records appended durably a second, and records verified a second.
+
+    Takes about ten seconds on the disk of the temporary folder.
+
+    Example: kvrun bench audit --json
+    """
+    from kvrun.bench.audit import run_audit_bench
+
+    finish(run_audit_bench(), as_json)
+
+
+@app.command()
+def index(
+    as_json: AsJson = False,
+    blocks: Annotated[int, typer.Option(min=1, max=10_000_000)] = 100_000,
+) -> None:
+    """Memory that the index takes for one block that is in memory and on disk.
+
+    Example: kvrun bench index --blocks 1000000
+    """
+    from kvrun.bench.index import run_index_bench
+
+    finish(run_index_bench(blocks), as_json)
+
+
 def finish(report: Report, as_json: bool) -> None:
     """Print a report and end the command: status 1 when one of its goals was missed."""
     print_report(report, Console(), as_json=as_json)
