@@ -83,6 +83,17 @@ def audit(as_json: AsJson = False) -> None:
 
 
 @app.command()
+def keys(as_json: AsJson = False) -> None:
+    """Time to make a session's keys on first use, and to get them again.
+
+    Example: kvrun bench keys
+    """
+    from kvrun.bench.keys import run_keys_bench
+
+    finish(run_keys_bench(), as_json)
+
+
+@app.command()
 def index(
     as_json: AsJson = False,
     blocks: Annotated[int, typer.Option(min=1, max=10_000_000)] = 100_000,

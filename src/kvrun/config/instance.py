@@ -19,7 +19,7 @@ class InstanceSection(Section):
         "file's folder.",
     )
     memory_bytes: ByteSize = setting(
-        GIB, "Size of the memory tier (sealed blocks in RAM); 0 switches it off."
+        GIB, "Size of the memory tier (sealed blocks in RAM).", ge=2**20
     )
     disk_bytes: ByteSize = setting(
         10 * GIB, "Size of the disk tier (survives restarts); 0 switches it off."
@@ -43,9 +43,6 @@ class InstanceSection(Section):
         "Longest wait for one request's blocks to be opened; past it: recompute.",
         ge=1,
         le=600_000,
-    )
-    store_deadline_ms: int = setting(
-        5000, "Longest a block waits to be sealed; past it: dropped.", ge=1, le=600_000
     )
     socket: Path | None = setting(
         None, "Unix socket of the daemon; unset: run/instance.sock in data_dir."

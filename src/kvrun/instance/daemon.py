@@ -109,6 +109,7 @@ async def _keep_house(instance: Instance) -> None:
     while True:
         await asyncio.sleep(_HOUSEKEEPING_S)
         await asyncio.to_thread(instance.cache.deliver_events)
+        await asyncio.to_thread(instance.journal.write_owed)
         instance.handles.forget_finished(time.time())
         if time.monotonic() >= next_expiry:
             next_expiry = time.monotonic() + _EXPIRY_EVERY_S
@@ -155,7 +156,8 @@ def _open_instance(
         )
         stack.callback(log.close)
         journal = Journal(log, workspace, deployment)
-        memory = MemoryTier[BlockOwner](max(config.instance.memory_bytes, 1 << 20))
+        stack.callback(journal.write_owed)
+        memory = MemoryTier[BlockOwner](config.instance.memory_bytes)
         disk = None
         if not config.deployment.stateless and config.instance.disk_bytes:
             disk = DiskTier(
