@@ -47,7 +47,7 @@ class AdminService:
         self._instance = instance
         self._audit_size = audit_size
         self._protections = dict(protections)
-        self.on_erased: Callable[[str, str | None, list[int]], None] = lambda *_: None
+        self.on_erased: Callable[[str, str | None], None] = lambda *_: None
         self._operations: dict[str, Callable[[Mapping[str, str]], object]] = {
             "status": self._status,
             "erase_session": self._erase_session,
@@ -93,13 +93,8 @@ class AdminService:
         return self._erase(_argument(arguments, "tenant"), None)
 
     def _erase(self, tenant: str, session: str | None) -> list[ErasedSession]:
-        handles = [
-            handle.number
-            for handle in self._instance.handles
-            if handle.keys.scope.tenant == tenant and session in (None, handle.keys.scope.session)
-        ]
         erased = self._instance.erase(tenant, session)
-        self.on_erased(tenant, session, handles)
+        self.on_erased(tenant, session)
         return erased
 
     def _request(self, arguments: Mapping[str, str]) -> object:

@@ -65,7 +65,8 @@ class Handle:
     def unpin(self) -> None:
         """Let the request's blocks be evicted again."""
         pinned, self.pinned = self.pinned, []
-        self.cache.unpin(pinned)
+        if pinned:
+            self.cache.unpin(pinned)
 
     def note_opened(self, group: int, index: int, tier: Tier) -> None:
         """Block ``index`` of a group was opened from a tier for this request."""
@@ -136,8 +137,12 @@ class HandleTable:
     def forget_finished(self, now: float) -> None:
         """End the handles whose requests finished too long ago for late stores."""
         with self._lock:
-            for old in [n for n, h in self._handles.items() if _is_over(h, now)]:
-                del self._handles[old]
+            over = [handle for handle in self._handles.values() if _is_over(handle, now)]
+            for handle in over:
+                del self._handles[handle.number]
+        for handle in over:
+            # A question that was under way when the request ended may have pinned once more.
+            handle.unpin()
 
     def revoke(self, tenant: str, session: str | None) -> list[Handle]:
         """End every handle of a session, or of a tenant's every session."""
@@ -148,6 +153,15 @@ class HandleTable:
                 if handle.keys.scope.tenant == tenant
                 and session in (None, handle.keys.scope.session)
             ]
+            for handle in ended:
+                handle.revoked = True
+                del self._handles[handle.number]
+            return ended
+
+    def revoke_destroyed(self) -> list[Handle]:
+        """End every handle whose session's key is gone."""
+        with self._lock:
+            ended = [handle for handle in self._handles.values() if handle.keys.destroyed]
             for handle in ended:
                 handle.revoked = True
                 del self._handles[handle.number]

@@ -70,6 +70,7 @@ class Instance:
         self.journal = journal
         self.handles = HandleTable()
         self.on_stale_claim: Callable[[str, str], None] = lambda tenant, session: None
+        self.on_revoked: Callable[[list[int]], None] = lambda handles: None
         self._verifier = verifier
         self._replays = ReplayWindow()
         self._now = now
@@ -141,14 +142,17 @@ class Instance:
         try:
             handle = self._admit(message)
         except KvrunError as error:
-            return self._deny(message, error.message)
+            denied = self._deny(message, error.message)
+            self.finished(message.handle)
+            return denied
         if handle is None:
             return Matched(message.request, Verdict.ADMITTED, "stateless", 0, ())
         try:
             tiers = self._find_blocks(message, handle)
         except KvrunError as error:
-            self.handles.finish(handle.number, self._now())
-            return self._deny(message, error.message)
+            denied = self._deny(message, error.message)
+            self.finished(handle.number)
+            return denied
         return Matched(message.request, Verdict.ADMITTED, "", handle.number, tiers)
 
     def started(self, number: int, engine_tokens: int, loaded_tokens: int) -> None:
@@ -173,13 +177,15 @@ class Instance:
 
     def erase(self, tenant: str, session: str | None) -> list[ErasedSession]:
         """Destroy the key of a session, or of a tenant's every session, and drop its blocks."""
-        if session is None:
-            destroyed = self.keys.destroy_tenant(tenant)
-        else:
-            one = self.keys.destroy_session(tenant, session)
-            destroyed = [one] if one is not None else []
-        for handle in self.handles.revoke(tenant, session):
-            handle.unpin()
+        try:
+            if session is None:
+                destroyed = self.keys.destroy_tenant(tenant)
+            else:
+                one = self.keys.destroy_session(tenant, session)
+                destroyed = [one] if one is not None else []
+        finally:
+            # Also when it broke off half way: the key may be gone all the same.
+            self._revoke(self.handles.revoke(tenant, session))
         erased = []
         for key in destroyed:
             if not key.session_ref:
@@ -202,6 +208,7 @@ class Instance:
     def expire(self) -> int:
         """Destroy the keys that were idle or old for too long; how many there were."""
         expired = self.keys.destroy_expired()
+        self._revoke(self.handles.revoke_destroyed())
         for key in expired:
             if not key.session_ref:
                 continue
@@ -211,11 +218,19 @@ class Instance:
             )
         return len(expired)
 
+    def _revoke(self, ended: list[Handle]) -> None:
+        for handle in ended:
+            handle.unpin()
+        if ended:
+            self.on_revoked([handle.number for handle in ended])
+
     def _admit(self, message: Match) -> Handle | None:
         if message.handle:
             handle = self.handles.live(message.handle)
             if handle is None:
                 raise KvrunError("the request's handle is no longer valid")
+            # What follows reuses the engine's own pages too: not while the log cannot be written.
+            self.journal.commit()
             handle.unpin()
             handle.opened.clear()
             return handle
@@ -226,7 +241,11 @@ class Instance:
             fresh = self._replays.admit(claim, self._now())
         if not fresh:
             raise KvrunError("the claim was used more often than it allows")
-        if claim.generation == 0 and self.stateless:
+        if self.stateless:
+            if claim.generation != 0:
+                # Made before the deployment became stateless: its salt may name stored blocks.
+                raise KvrunError("the claim is for a session that is kept")
+            self.journal.admitted_stateless(claim.request_id)
             return None
         keys = self.keys.find(claim.tenant, claim.session)
         if keys is None or keys.generation != claim.generation or keys.salt != claim.salt:
@@ -284,6 +303,9 @@ class Instance:
         return Matched(message.request, Verdict.DENIED, reason, 0, ())
 
     def _request_id(self, message: Match) -> str:
+        handle = self.handles.live(message.handle) if message.handle else None
+        if handle is not None:
+            return handle.request_id
         try:
             return self._verifier.verify(message.claim).request_id
         except ClaimError:

@@ -8,9 +8,10 @@ tenant's name.
 from __future__ import annotations
 
 import contextlib
+from collections import deque
 from collections.abc import Sequence
 
-from kvrun.audit.errors import AuditError
+from kvrun.audit.errors import AuditError, AuditUnavailableError
 from kvrun.audit.merkle import blocks_root
 from kvrun.audit.record import AuditEvent, Event, Outcome
 from kvrun.audit.writer import AuditLog
@@ -21,6 +22,7 @@ from kvrun.keys.session import SessionKeys
 
 POLICY_REVISION = "builtin-1"
 _ENGINE_TIER = "gpu"
+_MAX_OWED = 65_536
 _TIER_NAMES = {Tier.MISS: "", Tier.MEMORY: "memory", Tier.DISK: "disk"}
 _CACHE_EVENTS = {
     CacheEventKind.EVICTED: Event.EVICTED,
@@ -36,6 +38,7 @@ class Journal:
         self._log = log
         self._workspace = workspace
         self._deployment = deployment
+        self._owed: deque[AuditEvent] = deque(maxlen=_MAX_OWED)
 
     @property
     def available(self) -> bool:
@@ -49,6 +52,23 @@ class Journal:
             AuditUnavailableError: the log cannot be written and the mode requires it.
         """
         self._log.append_durable(self._of(handle, Event.ALLOCATED, tier=_ENGINE_TIER))
+
+    def admitted_stateless(self, request_id: str) -> None:
+        """A request of a stateless deployment may use its own pages. Durable.
+
+        Raises:
+            AuditUnavailableError: the log cannot be written and the mode requires it.
+        """
+        self._log.append_durable(
+            AuditEvent(
+                event=Event.ALLOCATED,
+                request_id=request_id,
+                workspace=self._workspace,
+                deployment=self._deployment,
+                tier=_ENGINE_TIER,
+                policy_revision=POLICY_REVISION,
+            )
+        )
 
     def denied(self, request_id: str, reason: str) -> None:
         """A request may not use the cache."""
@@ -116,8 +136,7 @@ class Journal:
             outcome=Outcome.FAILED,
             reason=type(error).__name__,
         )
-        with contextlib.suppress(AuditError):
-            self._log.append_durable(event)
+        self._surely(event)
 
     def key_created(self, keys: SessionKeys, request_id: str = "") -> None:
         """A session got its key."""
@@ -126,21 +145,20 @@ class Journal:
     def key_destroyed(
         self, tenant_ref: str, session_ref: str, key_id: str, event: Event, reason: str
     ) -> None:
-        """A session's key is gone. Durable where the log allows it; destruction never waits."""
+        """A session's key is gone. Destruction never waits for a log that cannot be written."""
         for kind in (Event.KEY_DESTROYED, event):
-            with contextlib.suppress(AuditError):
-                self._log.append_durable(
-                    AuditEvent(
-                        event=kind,
-                        workspace=self._workspace,
-                        deployment=self._deployment,
-                        tenant_ref=tenant_ref,
-                        session_ref=session_ref,
-                        key_id=key_id,
-                        policy_revision=POLICY_REVISION,
-                        reason=_printable(reason),
-                    )
+            self._surely(
+                AuditEvent(
+                    event=kind,
+                    workspace=self._workspace,
+                    deployment=self._deployment,
+                    tenant_ref=tenant_ref,
+                    session_ref=session_ref,
+                    key_id=key_id,
+                    policy_revision=POLICY_REVISION,
+                    reason=_printable(reason),
                 )
+            )
 
     def cache_event(self, event: CacheEvent) -> None:
         """Something the cache did by itself."""
@@ -183,6 +201,26 @@ class Journal:
             AuditUnavailableError: it cannot be.
         """
         self._log.commit()
+
+    def write_owed(self) -> None:
+        """Write what could not be written when it happened; call it every now and then."""
+        while self._owed:
+            try:
+                self._log.append(self._owed[0])
+            except AuditError:
+                return
+            self._owed.popleft()
+
+    def _surely(self, event: AuditEvent) -> None:
+        """Durable where the log allows it, else written when it does again."""
+        try:
+            self._log.append(event)
+        except AuditUnavailableError:
+            self._owed.append(event)
+            return
+        # What was taken in is kept by the log, also when it cannot be synced now.
+        with contextlib.suppress(AuditError):
+            self._log.commit()
 
     def _soon(self, event: AuditEvent) -> None:
         with contextlib.suppress(AuditError):

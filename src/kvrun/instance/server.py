@@ -28,6 +28,8 @@ from kvrun.instance.protocol import (
     Hello,
     Load,
     Match,
+    Matched,
+    Message,
     OpenSession,
     ProtocolError,
     Refused,
@@ -38,6 +40,7 @@ from kvrun.instance.protocol import (
     SessionOpened,
     Started,
     Store,
+    Verdict,
     Welcome,
 )
 from kvrun.instance.staging import create_region
@@ -80,13 +83,13 @@ class InstanceServer:
         self._settings = settings
         self._roles: dict[Peer, Role] = {}
         self._links: dict[Peer, WorkerLink] = {}
+        self._handles: dict[Peer, set[int]] = {}
         self._pool = ThreadPoolExecutor(4, thread_name_prefix="kvrun-control")
         self._loop: asyncio.AbstractEventLoop | None = None
         self._listener: socket.socket | None = None
         admin.on_erased = self._announce_erasure
-        instance.on_stale_claim = lambda tenant, session: self._announce_erasure(
-            tenant, session, []
-        )
+        instance.on_stale_claim = self._announce_erasure
+        instance.on_revoked = self._announce_revoked
 
     async def serve(self, path: Path, stop: asyncio.Event) -> None:
         """Listen until ``stop`` is set."""
@@ -153,6 +156,7 @@ class InstanceServer:
             self._instance.attach_engine(engine_layout(message))
         # From here on the peer's end, whenever it comes, is noticed by ``_closed``.
         self._roles[peer] = message.role
+        self._handles[peer] = set()
         if message.role is Role.WORKER:
             self._greet_worker(peer, message)
         else:
@@ -202,10 +206,11 @@ class InstanceServer:
     def _dispatch(self, peer: Peer, role: Role, message: AnyMessage) -> None:
         match (role, message):
             case (Role.SCHEDULER, Match()):
-                self._run(lambda: peer.send_soon(self._instance.match(message)))
+                self._run(lambda: self._answer_match(peer, self._instance.match(message)))
             case (Role.SCHEDULER, Started()):
                 self._instance.started(message.handle, message.engine_tokens, message.loaded_tokens)
             case (Role.SCHEDULER, Finished()):
+                self._handles[peer].discard(message.handle)
                 self._instance.finished(message.handle)
             case (Role.WORKER, Load()):
                 self._transfers.load(self._links[peer], message)
@@ -221,6 +226,23 @@ class InstanceServer:
                 raise ProtocolError(
                     f"a {role.value} may not send a {type(message).__name__} message"
                 )
+
+    def _answer_match(self, peer: Peer, answer: Matched) -> None:
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self._send_match, peer, answer)
+
+    def _send_match(self, peer: Peer, answer: Matched) -> None:
+        """Revocations are pushed from the loop too, so neither can overtake the other."""
+        if answer.handle:
+            if peer.closed:
+                self._instance.finished(answer.handle)
+                return
+            if self._instance.handles.live(answer.handle) is None:
+                reason = "the session's key was destroyed meanwhile"
+                answer = Matched(answer.request, Verdict.DENIED, reason, 0, ())
+            else:
+                self._handles[peer].add(answer.handle)
+        peer.send(answer)
 
     def _open_session(self, message: OpenSession) -> SessionOpened:
         try:
@@ -245,22 +267,30 @@ class InstanceServer:
 
         self._pool.submit(guarded)
 
-    def _announce_erasure(self, tenant: str, session: str | None, handles: list[int]) -> None:
-        assert self._loop is not None
-        self._loop.call_soon_threadsafe(self._push_erasure, tenant, session, handles)
+    def _announce_erasure(self, tenant: str, session: str | None) -> None:
+        self._push(Role.GATEWAY, SessionInvalidated(tenant, session or ""))
 
-    def _push_erasure(self, tenant: str, session: str | None, handles: list[int]) -> None:
-        for peer, role in self._roles.items():
-            if role is Role.GATEWAY:
-                peer.send(SessionInvalidated(tenant, session or ""))
-            elif role is Role.SCHEDULER and handles:
-                peer.send(Revoked(tuple(handles)))
+    def _announce_revoked(self, handles: list[int]) -> None:
+        self._push(Role.SCHEDULER, Revoked(tuple(handles)))
+
+    def _push(self, to: Role, message: Message) -> None:
+        """Send to every process of a role, from any thread."""
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self._push_now, to, message)
+
+    def _push_now(self, to: Role, message: Message) -> None:
+        # A peer that stopped reading is dropped while it is sent to.
+        for peer in [peer for peer, role in self._roles.items() if role is to]:
+            peer.send(message)
 
     def _closed(self, peer: Peer, reason: str) -> None:
         role = self._roles.pop(peer, None)
         link = self._links.pop(peer, None)
         if link is not None:
             link.close()
+        for handle in self._handles.pop(peer, ()):
+            # Its scheduler is gone and will not say so; another worker may still be there.
+            self._instance.finished(handle)
         if role is not None:
             _log.info("%s (process %d) is gone: %s", role.value, peer.pid, reason)
         if role in _ENGINE_ROLES and not any(r in _ENGINE_ROLES for r in self._roles.values()):
