@@ -8,7 +8,7 @@ import secrets
 import shutil
 import socket
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
@@ -62,6 +62,7 @@ class StackOptions:
     """What a stack serves and how. ``governed=False`` starts the engine alone, without kvrun.
 
     ``instance_module`` is the Python module that runs the daemon; the benchmarks replace it.
+    ``settings`` are further ``KVRUN_SECTION__KEY`` variables, over those of the environment.
     """
 
     model: str = "demo"
@@ -75,6 +76,7 @@ class StackOptions:
     governed: bool = True
     instance_module: str = "kvrun"
     engine_arguments: tuple[str, ...] = ()
+    settings: Mapping[str, str] = field(default_factory=dict)
 
 
 class Stack:
@@ -96,7 +98,7 @@ class Stack:
         self._file = folder / "kvrun.toml"
         self.api_key = make_api_key(secrets.token_bytes(32))
         self._write_config(folder)
-        config = load_config(self._file, os.environ)
+        config = load_config(self._file, self._environment())
         engine = prepare.check(config, os.environ)
         self.config: KvrunConfig = prepare.resolve(config, engine, say)
         self._cpus = prepare.usable_cpus(engine)
@@ -120,7 +122,7 @@ class Stack:
         """Start these processes, or all of them, and wait until each is ready."""
         every = (INSTANCE, ENGINE, GATEWAY) if self.options.governed else (ENGINE,)
         for name in names or every:
-            self.supervisor.start(self._spec(name, dict(os.environ)))
+            self.supervisor.start(self._spec(name, self._environment()))
 
     def stop(self, *names: str) -> None:
         """Stop these processes, or all of them."""
@@ -169,6 +171,9 @@ class Stack:
             elif line.startswith("Rss:") and counted:
                 total += int(line.split()[1]) * 1024
         return total - shared
+
+    def _environment(self) -> dict[str, str]:
+        return {**os.environ, **self.options.settings}
 
     def _ask(self, operation: str, **arguments: str) -> bytes:
         token = self.config.layout.admin_token.read_text().strip()
