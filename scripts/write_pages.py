@@ -10,7 +10,7 @@ import typer
 from pydantic_core import PydanticUndefined
 
 from kvrun.cli.main import app
-from kvrun.cli.template import describe, to_toml
+from kvrun.cli.template import to_toml
 from kvrun.config import KvrunConfig
 from kvrun.config.schema import Setting, settings
 
@@ -140,7 +140,7 @@ def _setting_row(setting: Setting) -> str:
     key = setting.key.rpartition(".")[2]
     unset = setting.default is None or setting.default is PydanticUndefined
     default = "-" if unset else f"`{to_toml(key, setting.default)}`"
-    return f"| `{key}` | {default} | {describe(setting)} |"
+    return f"| `{key}` | {default} | {setting.description} |"
 
 
 if __name__ == "__main__":

@@ -4,8 +4,9 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from pydantic_core import PydanticUndefined
 
-from kvrun.cli.template import describe, render
+from kvrun.cli.template import render
 from kvrun.config import KvrunConfig, parse_config
 from kvrun.config.schema import Setting, settings
 
@@ -22,10 +23,10 @@ def _section(name: str) -> str:
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.key)
 def test_every_setting_is_documented_as_it_describes_itself(setting: Setting) -> None:
     section, _, key = setting.key.rpartition(".")
-    assert describe(setting), f"{setting.key} has no description"
+    assert setting.description, f"{setting.key} has no description"
     rows = [line for line in _section(section).splitlines() if line.startswith(f"| `{key}` |")]
     assert len(rows) == 1
-    assert rows[0].endswith(f"| {describe(setting)} |")
+    assert rows[0].endswith(f"| {setting.description} |")
 
 
 def test_the_page_documents_nothing_that_does_not_exist() -> None:
@@ -58,3 +59,27 @@ def test_the_written_file_with_every_comment_removed_is_still_toml() -> None:
     ]
     document = tomllib.loads("\n".join(line for line in active if not line.startswith("kvrun")))
     assert set(document) == set(KvrunConfig.model_fields)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        setting
+        for setting in SETTINGS
+        if setting.key.startswith("gateway.") and setting.default not in (None, PydanticUndefined)
+    ],
+    ids=lambda setting: setting.key,
+)
+def test_a_default_of_the_gateway_is_accepted_as_it_is_written(setting: Setting) -> None:
+    line = next(
+        line.removeprefix("# ")
+        for line in render({}).splitlines()
+        if line.startswith(f"# {setting.key.rpartition('.')[2]} = ")
+    )
+    section = setting.key.rpartition(".")[0]
+    jwt = '[gateway.jwt]\nissuer = "i"\naudience = "a"\njwks_file = "k"\n'
+    parse_config(
+        jwt + line if section == "gateway.jwt" else f"[{section}]\n{line}\n",
+        {},
+        source=Path("/srv/kvrun.toml"),
+    )

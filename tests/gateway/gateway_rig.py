@@ -13,10 +13,10 @@ import uvicorn
 from aiohttp import web
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from kvrun.config.gateway import GatewaySettings
 from kvrun.errors import KvrunError
 from kvrun.gateway.app import GatewayParts, build_proxy
 from kvrun.gateway.server import bind
-from kvrun.gateway.settings import GatewaySettings
 
 Handler = Callable[[web.Request, dict[str, Any]], Awaitable[web.StreamResponse]]
 

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jwt.algorithms import ECAlgorithm, OKPAlgorithm, RSAAlgorithm
 
+from kvrun.config.gateway import JwtSettings
 from kvrun.gateway.apikeys import (
     ApiKeyRecord,
     ApiKeys,
@@ -24,7 +25,6 @@ from kvrun.gateway.apikeys import (
 from kvrun.gateway.auth import Authenticator, read_credential
 from kvrun.gateway.errors import GatewayConfigError, GatewayError
 from kvrun.gateway.jwt import JwtVerifier, parse_jwks
-from kvrun.gateway.settings import JwtSettings
 
 KEY = make_api_key(bytes(range(32)))
 RSA_KEY = rsa.generate_private_key(65537, 2048)

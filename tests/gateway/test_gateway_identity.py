@@ -5,13 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvrun.config.gateway import TenantSource, parse_tenant_source
 from kvrun.gateway.errors import GatewayConfigError, GatewayError
 from kvrun.gateway.identity import (
     Identity,
     IdentityPolicy,
     Principal,
-    TenantSource,
-    parse_tenant_source,
     resolve_identity,
 )
 from kvrun.gateway.seen import FileSeenTenant

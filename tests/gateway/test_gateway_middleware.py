@@ -9,10 +9,10 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from gateway_rig import FakeDaemon
 
+from kvrun.config.gateway import GatewaySettings
 from kvrun.gateway.app import GatewayParts
 from kvrun.gateway.errors import GatewayConfigError
 from kvrun.gateway.middleware import KvrunMiddleware
-from kvrun.gateway.settings import GatewaySettings
 
 BODY = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
 JSON = (b"content-type", b"application/json")

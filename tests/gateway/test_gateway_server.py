@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 SCRIPT = """
 import sys
 from kvrun.gateway.server import run_gateway
-from kvrun.gateway.settings import GatewaySettings
+from kvrun.config.gateway import GatewaySettings
 port, cert, key, engine = sys.argv[1:]
 run_gateway(GatewaySettings(port=int(port), tls_cert=cert, tls_key=key, engine_url="unix:" + engine,
                             require_auth=False))

@@ -6,10 +6,10 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import ValidationError
 
+from kvrun.config.gateway import GatewaySettings
 from kvrun.gateway.app import GatewayParts, build_proxy, check_settings
 from kvrun.gateway.errors import GatewayConfigError
 from kvrun.gateway.server import bind
-from kvrun.gateway.settings import GatewaySettings
 
 JWT = {"issuer": "https://id", "audience": "kvrun", "jwks_url": "https://id/jwks"}
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from kvrun.config.gateway import GatewaySettings
 from kvrun.gateway.app import GatewayParts, build_proxy
 from kvrun.gateway.server import serve
-from kvrun.gateway.settings import GatewaySettings
 
 
 @dataclass(frozen=True, slots=True)

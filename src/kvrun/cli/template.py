@@ -11,21 +11,6 @@ from kvrun.config.values import format_size
 
 _WIDTH = 96
 
-_JWT_NOTES: Mapping[str, str] = {
-    "gateway.jwt.issuer": "Who issues the tokens (iss).",
-    "gateway.jwt.audience": "For whom they are issued (aud).",
-    "gateway.jwt.jwks_url": "Where the issuer's keys are (https, or http on loopback).",
-    "gateway.jwt.jwks_file": "The issuer's keys as a file, instead of jwks_url.",
-    "gateway.jwt.algorithms": "Signature algorithms that are accepted.",
-    "gateway.jwt.jwks_max_age_s": "How long fetched keys are kept (seconds).",
-    "gateway.jwt.leeway_s": "Clock difference that is tolerated (seconds).",
-}
-
-
-def describe(setting: Setting) -> str:
-    """A setting's one-line description."""
-    return setting.description or _JWT_NOTES.get(setting.key, "")
-
 
 def render(chosen: Mapping[str, Any]) -> str:
     """The file's text: ``chosen`` (dotted keys) are set, everything else is a comment."""
@@ -42,7 +27,7 @@ def render(chosen: Mapping[str, Any]) -> str:
         lines += ["", f"[{name}]" if "." not in name else f"# [{name}]"]
         for setting in sections[name]:
             key = setting.key.rpartition(".")[2]
-            lines += [f"# {line}" for line in textwrap.wrap(describe(setting), _WIDTH)]
+            lines += [f"# {line}" for line in textwrap.wrap(setting.description, _WIDTH)]
             if setting.key in chosen:
                 lines.append(f"{key} = {to_toml(key, chosen[setting.key])}")
             else:

@@ -9,11 +9,11 @@ from pydantic import model_validator
 from kvrun.config.audit import AuditSection
 from kvrun.config.deployment import DeploymentSection
 from kvrun.config.engine import EngineSection
+from kvrun.config.gateway import GatewaySettings
 from kvrun.config.instance import InstanceSection
 from kvrun.config.keys import KeysSection
 from kvrun.config.layout import UNIX_PATH_MAX, DataLayout
 from kvrun.config.values import Section
-from kvrun.gateway.settings import GatewaySettings
 
 
 class KvrunConfig(Section):

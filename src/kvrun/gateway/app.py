@@ -11,17 +11,18 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from kvrun.claims import ClaimSigner
 from kvrun.claims.keyfile import load_signing_key
+from kvrun.config.gateway import GatewaySettings, JwtSettings
 from kvrun.gateway.admission import Admission
 from kvrun.gateway.apikeys import ApiKeys, load_api_keys
 from kvrun.gateway.auth import Authenticator
 from kvrun.gateway.errors import GatewayConfigError
+from kvrun.gateway.identity import identity_policy
 from kvrun.gateway.jwt import JwksFetch, JwtVerifier, file_fetch
 from kvrun.gateway.link import InstanceClient, InstanceLink
 from kvrun.gateway.metrics import GatewayMetrics
 from kvrun.gateway.proxy import GatewayProxy
 from kvrun.gateway.salts import SessionDirectory
 from kvrun.gateway.seen import FileSeenTenant, MemorySeenTenant, SeenTenant
-from kvrun.gateway.settings import GatewaySettings, JwtSettings
 from kvrun.gateway.upstream import Engine
 
 MAX_JWKS_BYTES = 1 << 20
@@ -65,7 +66,7 @@ class GatewayParts:
                 clock=time.monotonic,
             )
         self.admission = Admission(
-            policy=settings.identity_policy(),
+            policy=identity_policy(settings),
             authenticator=_authenticator(settings),
             directory=self.directory,
             signer=signer,

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from kvrun.config.gateway import ENGINE_HEADERS, GatewaySettings, TenantSource
 from kvrun.gateway.errors import GatewayError
 
 DEFAULT_TENANT = "default"
@@ -12,14 +13,6 @@ DEFAULT_SESSION = "default"
 MAX_ID_CHARS = 128
 
 Headers = Iterable[tuple[bytes, bytes]]
-
-
-@dataclass(frozen=True, slots=True)
-class TenantSource:
-    """Where the tenant's id stands: a header, a claim of a JWT, or a field of the body."""
-
-    kind: Literal["header", "jwt", "body"]
-    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,17 +46,14 @@ class Identity:
     named: bool
 
 
-def parse_tenant_source(text: str) -> TenantSource:
-    """Read the setting ``tenant_from``. Raises ValueError that says what is allowed."""
-    if text == "header":
-        return TenantSource("header", "")
-    if text.startswith("jwt:") and len(text) > 4:
-        return TenantSource("jwt", text[4:])
-    if text in ("body:safety_identifier", "body:user"):
-        return TenantSource("body", text[5:])
-    raise ValueError(
-        f"tenant_from = {text!r} is unknown; allowed are header, jwt:<claim>,"
-        " body:safety_identifier and body:user"
+def identity_policy(settings: GatewaySettings) -> IdentityPolicy:
+    """The part of the settings that decides who a request belongs to."""
+    return IdentityPolicy(
+        source=settings.tenant_source,
+        tenant_header=settings.tenant_header,
+        session_header=settings.session_header,
+        multi_tenant=settings.multi_tenant,
+        mixed=settings.mixed,
     )
 
 
@@ -237,6 +227,4 @@ def _printable(name: str) -> str:
     return "".join(c if "!" <= c <= "~" else "?" for c in name)[:64]
 
 
-# Read by vLLM 0.32: session, scheduling priority and the choice of a data-parallel rank.
-ENGINE_HEADERS = frozenset({"x-session-id", "x-vllm-priority", "x-data-parallel-rank"})
 _ID = re.compile(r"[\x21-\x7e]{1,128}")

@@ -8,9 +8,9 @@ from pathlib import Path
 import jwt
 import msgspec
 
+from kvrun.config.gateway import JwtSettings
 from kvrun.gateway.errors import GatewayConfigError, GatewayError
 from kvrun.gateway.identity import Principal
-from kvrun.gateway.settings import JwtSettings
 
 logger = logging.getLogger("kvrun.gateway")
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from kvrun.claims.keyfile import load_signing_key
+from kvrun.config.gateway import GatewaySettings
 from kvrun.errors import KvrunError
 from kvrun.gateway.admission import HeaderList, check_body_headers
 from kvrun.gateway.app import GatewayParts
@@ -34,7 +35,6 @@ from kvrun.gateway.asgi import (
 from kvrun.gateway.errors import GatewayConfigError
 from kvrun.gateway.routes import Route, find_route
 from kvrun.gateway.scrub import EventScrubber, scrub_json
-from kvrun.gateway.settings import GatewaySettings
 
 logger = logging.getLogger("kvrun.gateway")
 

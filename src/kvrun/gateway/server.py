@@ -8,10 +8,10 @@ import socket
 import uvicorn
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from kvrun.config.gateway import GatewaySettings
 from kvrun.gateway.app import GatewayParts, build_proxy
 from kvrun.gateway.errors import GatewayConfigError
 from kvrun.gateway.proxy import GatewayProxy
-from kvrun.gateway.settings import GatewaySettings
 
 BACKLOG = 2048
 KEEP_ALIVE_S = 75

@@ -1,35 +1,59 @@
-"""The gateway's settings: the section ``[gateway]`` of kvrun.toml."""
+"""``[gateway]``: where it listens, whose requests it takes and how they become a tenant's."""
 
 import ipaddress
 import re
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from kvrun.gateway.identity import IdentityPolicy, TenantSource, parse_tenant_source
+from kvrun.config.values import ByteSize, Section, setting
 
 JwtAlgorithm = Literal[
     "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"
 ]
 
+# Read by vLLM 0.32: session, scheduling priority and the choice of a data-parallel rank.
+ENGINE_HEADERS = frozenset({"x-session-id", "x-vllm-priority", "x-data-parallel-rank"})
 
-def _setting(default: Any, description: str, **constraints: Any) -> Any:
-    return Field(default=default, description=description, **constraints)
+
+@dataclass(frozen=True, slots=True)
+class TenantSource:
+    """Where the tenant's id stands: a header, a claim of a JWT, or a field of the body."""
+
+    kind: Literal["header", "jwt", "body"]
+    name: str
 
 
-class JwtSettings(BaseModel):
+def parse_tenant_source(text: str) -> TenantSource:
+    """Read the setting ``tenant_from``. Raises ValueError that says what is allowed."""
+    if text == "header":
+        return TenantSource("header", "")
+    if text.startswith("jwt:") and len(text) > 4:
+        return TenantSource("jwt", text[4:])
+    if text in ("body:safety_identifier", "body:user"):
+        return TenantSource("body", text[5:])
+    raise ValueError(
+        f"tenant_from = {text!r} is unknown; allowed are header, jwt:<claim>,"
+        " body:safety_identifier and body:user"
+    )
+
+
+class JwtSettings(Section):
     """How JSON web tokens are checked. Exactly one of ``jwks_url`` and ``jwks_file`` is needed."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    issuer: Annotated[str, Field(min_length=1)]
-    audience: Annotated[str, Field(min_length=1)]
-    jwks_url: str | None = None
-    jwks_file: Path | None = None
-    algorithms: tuple[JwtAlgorithm, ...] = ("RS256", "ES256", "EdDSA")
-    jwks_max_age_s: Annotated[float, Field(gt=0)] = 300
-    leeway_s: Annotated[float, Field(ge=0, le=300)] = 30
+    issuer: Annotated[str, Field(min_length=1, description="Who issues the tokens (iss).")]
+    audience: Annotated[str, Field(min_length=1, description="For whom they are issued (aud).")]
+    jwks_url: str | None = setting(
+        None, "Where the issuer's keys are (https, or http on loopback)."
+    )
+    jwks_file: Path | None = setting(None, "The issuer's keys as a file, instead of jwks_url.")
+    algorithms: tuple[JwtAlgorithm, ...] = setting(
+        ("RS256", "ES256", "EdDSA"), "Signature algorithms that are accepted."
+    )
+    jwks_max_age_s: float = setting(300, "How long fetched keys are kept (seconds).", gt=0)
+    leeway_s: float = setting(30, "Clock difference that is tolerated (seconds).", ge=0, le=300)
 
     @model_validator(mode="after")
     def _one_key_source(self) -> Self:
@@ -42,62 +66,62 @@ class JwtSettings(BaseModel):
         return self
 
 
-class GatewaySettings(BaseModel):
+class GatewaySettings(Section):
     """Everything the gateway can be told. Times are seconds, sizes bytes."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    host: str = _setting("127.0.0.1", "Address to listen on.")
-    port: int = _setting(8000, "TCP port to listen on.", ge=0, le=65535)
-    tls_cert: Path | None = _setting(None, "PEM file with the TLS certificate chain.")
-    tls_key: Path | None = _setting(None, "PEM file with the TLS private key.")
-    behind_proxy: bool = _setting(
+    host: str = setting("127.0.0.1", "Address to listen on.")
+    port: int = setting(8000, "TCP port to listen on.", ge=0, le=65535)
+    tls_cert: Path | None = setting(None, "PEM file with the TLS certificate chain.")
+    tls_key: Path | None = setting(None, "PEM file with the TLS private key.")
+    behind_proxy: bool = setting(
         False, "A proxy in front speaks TLS, so that another address than loopback may be bound."
     )
 
-    engine_url: str | None = _setting(
+    engine_url: str | None = setting(
         None, "The engine: unix:/path or http://127.0.0.1:port; unset: the one kvrun starts."
     )
-    engine_api_key_file: Path | None = _setting(
+    engine_api_key_file: Path | None = setting(
         None, "File with the key that the engine asks for (vllm serve --api-key)."
     )
-    instance_socket: Path | None = _setting(
+    instance_socket: Path | None = setting(
         None, "Unix socket of the instance daemon; unset: the one kvrun starts."
     )
-    claim_key_file: Path | None = _setting(
+    claim_key_file: Path | None = setting(
         None, "Ed25519 private key (PEM) that signs claims; unset: a new one each launch."
     )
-    state_dir: Path | None = _setting(
+    state_dir: Path | None = setting(
         None, "Folder for what the gateway must remember over a restart."
     )
 
-    tenant_from: str = _setting(
+    tenant_from: str = setting(
         "header", "header, jwt:<claim>, body:safety_identifier or body:user."
     )
-    tenant_header: str = _setting("X-KV-Tenant", "Header that names the tenant.")
-    session_header: str = _setting("X-KV-Session", "Header that names the session.")
-    multi_tenant: bool = _setting(False, "Refuse every request without a tenant.")
-    mixed: bool = _setting(
+    tenant_header: str = setting("X-KV-Tenant", "Header that names the tenant.")
+    session_header: str = setting("X-KV-Session", "Header that names the session.")
+    multi_tenant: bool = setting(False, "Refuse every request without a tenant.")
+    mixed: bool = setting(
         False, "Requests without a tenant share the tenant 'default' beside named tenants."
     )
 
-    require_auth: bool = _setting(True, "Refuse requests without a valid API key or token.")
-    api_keys_file: Path | None = _setting(None, "JSON file with the API keys' hashes.")
-    jwt: JwtSettings | None = _setting(None, "How JSON web tokens are checked.")
+    require_auth: bool = setting(True, "Refuse requests without a valid API key or token.")
+    api_keys_file: Path | None = setting(None, "JSON file with the API keys' hashes.")
+    jwt: JwtSettings | None = setting(None, "How JSON web tokens are checked.")
 
-    max_body_bytes: int = _setting(16 << 20, "Largest request body in bytes.", ge=1024, le=1 << 30)
-    max_sessions_cached: int = _setting(
+    max_body_bytes: ByteSize = setting(
+        16 << 20, "Largest request body in bytes.", ge=1024, le=1 << 30
+    )
+    max_sessions_cached: int = setting(
         10_000, "Sessions whose salt is kept at hand; more are asked for again.", ge=1
     )
-    claim_lifetime_s: int = _setting(
+    claim_lifetime_s: int = setting(
         300, "How long a claim holds, queueing in the engine included.", ge=10, le=3600
     )
-    session_timeout_s: float = _setting(
+    session_timeout_s: float = setting(
         2.0, "Longest wait for the daemon; past it the request goes on uncached.", gt=0
     )
-    body_timeout_s: float = _setting(60.0, "Longest wait for a request's body.", gt=0)
-    connect_timeout_s: float = _setting(5.0, "Longest wait for a connection to the engine.", gt=0)
-    response_timeout_s: float = _setting(
+    body_timeout_s: float = setting(60.0, "Longest wait for a request's body.", gt=0)
+    connect_timeout_s: float = setting(5.0, "Longest wait for a connection to the engine.", gt=0)
+    response_timeout_s: float = setting(
         600.0, "Longest silence of the engine within one request.", gt=0
     )
 
@@ -156,17 +180,8 @@ class GatewaySettings(BaseModel):
 
     @property
     def tenant_source(self) -> TenantSource:
+        """``tenant_from``, read."""
         return parse_tenant_source(self.tenant_from)
-
-    def identity_policy(self) -> IdentityPolicy:
-        """The part of the settings that decides who a request belongs to."""
-        return IdentityPolicy(
-            source=self.tenant_source,
-            tenant_header=self.tenant_header,
-            session_header=self.session_header,
-            multi_tenant=self.multi_tenant,
-            mixed=self.mixed,
-        )
 
 
 def _is_safe_url(url: str) -> bool:
@@ -175,7 +190,7 @@ def _is_safe_url(url: str) -> bool:
     )
 
 
-_RESERVED_HEADERS = frozenset(
+_RESERVED_HEADERS = ENGINE_HEADERS | frozenset(
     {
         "authorization",
         "connection",
@@ -186,10 +201,7 @@ _RESERVED_HEADERS = frozenset(
         "transfer-encoding",
         "upgrade",
         "x-api-key",
-        "x-data-parallel-rank",
         "x-kv-request-id",
         "x-request-id",
-        "x-session-id",
-        "x-vllm-priority",
     }
 )
