@@ -244,7 +244,7 @@ def test_children_end_when_the_supervisor_is_killed(tmp_path: Path) -> None:
         from kvrun.launch.supervisor import ChildSpec, Supervisor
         child = '''
         import os, sys, time
-        from kvrun.launch.parent import PARENT_VARIABLE, end_with_parent
+        from kvrun.process import PARENT_VARIABLE, end_with_parent
         end_with_parent(os.environ[PARENT_VARIABLE])
         open({str(tmp_path / "pid")!r}, "w").write(str(os.getpid()))
         time.sleep(60)

@@ -24,7 +24,7 @@ folder = Path(sys.argv[1])
 def fake(name, secret=None):
     code = f'''
 import os, sys, time
-from kvrun.launch.parent import PARENT_VARIABLE, end_with_parent
+from kvrun.process import PARENT_VARIABLE, end_with_parent
 end_with_parent(os.environ[PARENT_VARIABLE])
 number = os.environ.get("KVRUN_TOKEN_FD")
 if number:

@@ -103,7 +103,7 @@ def test_a_forked_child_finds_no_key() -> None:
 
 _HARDEN = """
 import resource
-from kvrun.keys import harden_process
+from kvrun.process import harden_process
 report = harden_process()
 print(report.complete, resource.getrlimit(resource.RLIMIT_CORE))
 """

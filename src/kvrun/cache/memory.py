@@ -15,10 +15,10 @@ from enum import IntEnum
 from typing import Generic, Protocol, TypeVar
 
 from kvrun.cache.errors import CacheBusyError
+from kvrun.memlock import lock_when_touched
 
 _ALIGN = 64
 _NONE = -1
-_MLOCK_ONFAULT = 1
 MAX_CELLS = 2**30 - 2
 
 
@@ -66,7 +66,7 @@ class MemoryTier(Generic[OwnerT]):
         self._map.madvise(mmap.MADV_HUGEPAGE)
         self._slab = memoryview(self._map)
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
-        self.lock_error = _lock(self._address, slab_bytes) if lock else "not asked for"
+        self.lock_error = lock_when_touched(self._address, slab_bytes) if lock else "not asked for"
         self.locked = self.lock_error == ""
         self.cell_bytes = 0
         self.free_cells = 0
@@ -275,16 +275,3 @@ class MemoryTier(Generic[OwnerT]):
             self._newest = before
         else:
             self._prev[after] = before
-
-
-def _lock(address: int, size: int) -> str:
-    """Locks pages as they are first touched; returns why not, or an empty string."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    try:
-        mlock2 = libc.mlock2
-    except AttributeError:
-        return "this C library has no mlock2"
-    mlock2.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint]
-    if mlock2(address, size, _MLOCK_ONFAULT) == 0:
-        return ""
-    return f"mlock2 of {size} bytes failed with errno {ctypes.get_errno()} (see ulimit -l)"

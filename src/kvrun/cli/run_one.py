@@ -4,8 +4,8 @@ import logging
 import os
 
 from kvrun.cli.options import DEFAULT_CONFIG, ConfigFile, read_config
-from kvrun.launch.parent import PARENT_VARIABLE, end_with_parent
 from kvrun.launch.secrets import gateway_secrets, instance_secrets
+from kvrun.process import PARENT_VARIABLE, end_with_parent
 
 
 def instance(config_file: ConfigFile = DEFAULT_CONFIG) -> None:

@@ -1,8 +1,6 @@
 """Running the gateway as a process."""
 
-import ctypes
 import gc
-import os
 import socket
 
 import uvicorn
@@ -12,11 +10,11 @@ from kvrun.config.gateway import GatewaySettings
 from kvrun.gateway.app import GatewayParts, build_proxy
 from kvrun.gateway.errors import GatewayConfigError
 from kvrun.gateway.proxy import GatewayProxy
+from kvrun.process import harden_process
 
 BACKLOG = 2048
 KEEP_ALIVE_S = 75
 SHUTDOWN_S = 30
-_PR_SET_DUMPABLE = 4
 
 
 def run_gateway(
@@ -83,6 +81,5 @@ def bind(host: str, port: int) -> socket.socket:
 
 def forbid_dumps() -> None:
     """No core dump and no ptrace by the same user: claims and keys pass through this process."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0) != 0:
-        raise GatewayConfigError(f"cannot switch off core dumps: {os.strerror(ctypes.get_errno())}")
+    if not harden_process().not_dumpable:
+        raise GatewayConfigError("the kernel refuses to switch off core dumps for this process")

@@ -34,11 +34,11 @@ from kvrun.instance.sealing import SealingThreads
 from kvrun.instance.server import InstanceServer, ServerSettings
 from kvrun.instance.transfers import Transfers
 from kvrun.keys.file_root import FileRoot
-from kvrun.keys.harden import HardenReport, harden_process
 from kvrun.keys.memory_root import MemoryRoot
 from kvrun.keys.root import Root
 from kvrun.keys.service import KeyLimits, KeyService
 from kvrun.keys.signing import KeyPurpose, SigningRing
+from kvrun.process import HardenReport, harden_process
 
 _HOUSEKEEPING_S = 1.0
 _EXPIRY_EVERY_S = 30.0

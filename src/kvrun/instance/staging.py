@@ -14,11 +14,10 @@ import os
 
 from kvrun.errors import KvrunError
 from kvrun.instance.protocol import ProtocolError
+from kvrun.memlock import lock_when_touched, unlock_memory
 
 _SLOT_ALIGNMENT = 4096
 _MADV_DONTDUMP = 16
-_MLOCK_ONFAULT = 1
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class StagingError(KvrunError):
@@ -48,9 +47,7 @@ class StagingRegion:
         self._anchor = ctypes.c_char.from_buffer(self._map)
         self.address = ctypes.addressof(self._anchor)
         # Lock pages as they are touched: sized for the longest prompt, it is rarely used whole.
-        self.locked = (
-            _libc.mlock2(ctypes.c_void_p(self.address), ctypes.c_size_t(size), _MLOCK_ONFAULT) == 0
-        )
+        self.locked = not lock_when_touched(self.address, size)
 
     def slot(self, index: int, size_bytes: int) -> memoryview:
         """The first ``size_bytes`` of a slot.
@@ -72,14 +69,13 @@ class StagingRegion:
 
     def zero_all(self) -> None:
         """Give the whole region back to the system, which hands out zeros afterwards."""
-        address, size = ctypes.c_void_p(self.address), ctypes.c_size_t(len(self.view))
-        _libc.munlock(address, size)  # locked pages cannot be given back
+        unlock_memory(self.address, len(self.view))  # locked pages cannot be given back
         try:
             self._map.madvise(mmap.MADV_REMOVE)
         except OSError:
             ctypes.memset(self.address, 0, len(self.view))
         if self.locked:
-            _libc.mlock2(address, size, _MLOCK_ONFAULT)
+            lock_when_touched(self.address, len(self.view))
 
     def close(self) -> None:
         """Unmap; the memory is gone when the other side unmaps too.

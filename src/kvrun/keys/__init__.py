@@ -19,7 +19,6 @@ from kvrun.keys.errors import (
 )
 from kvrun.keys.file_root import FileRoot
 from kvrun.keys.filesystem import ClaimClass, FilesystemFacts, filesystem_facts
-from kvrun.keys.harden import HardenReport, harden_process
 from kvrun.keys.hierarchy import SessionScope
 from kvrun.keys.locked import LockedBuffer, Protection, Secret, SecretArena
 from kvrun.keys.memory_root import MemoryRoot
@@ -39,7 +38,6 @@ __all__ = [
     "FilesystemFacts",
     "FolderBusyError",
     "FolderPermissionError",
-    "HardenReport",
     "KeyDestroyedError",
     "KeyLimits",
     "KeyPurpose",
@@ -71,5 +69,4 @@ __all__ = [
     "WrongRootError",
     "filesystem_facts",
     "getrandom",
-    "harden_process",
 ]

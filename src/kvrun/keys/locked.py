@@ -13,6 +13,7 @@ from enum import Enum
 from types import TracebackType
 
 from kvrun.keys.errors import KeysError, MemoryLockError
+from kvrun.memlock import lock_memory
 
 
 class Protection(Enum):
@@ -178,7 +179,6 @@ class SecretArena:
 _SYS_MEMFD_SECRET = 447  # the same number on x86-64 and arm64
 _MADV_WIPEONFORK = 18
 _libc = ctypes.CDLL(None, use_errno=True)
-_libc.mlock.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _NO_ARENA: SecretArena = SecretArena.__new__(SecretArena)
 
 
@@ -203,8 +203,7 @@ def _map_locked(size: int, strict: bool) -> tuple[mmap.mmap, Protection]:
     mapped.madvise(mmap.MADV_DONTDUMP)
     mapped.madvise(_MADV_WIPEONFORK)
     anchor = ctypes.c_char.from_buffer(mapped)
-    refused = _libc.mlock(ctypes.addressof(anchor), size)
-    number = ctypes.get_errno()
+    refused = lock_memory(ctypes.addressof(anchor), size)
     del anchor
     if not refused:
         return mapped, Protection.LOCKED
@@ -212,8 +211,7 @@ def _map_locked(size: int, strict: bool) -> tuple[mmap.mmap, Protection]:
         mapped.close()
         soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
         raise MemoryLockError(
-            f"Could not lock {size} bytes of memory for keys ({os.strerror(number)}): "
-            f"RLIMIT_MEMLOCK is {soft} bytes",
+            f"Could not lock memory for keys, {refused}; RLIMIT_MEMLOCK is {soft} bytes",
             hint="Raise it (`ulimit -l`, LimitMEMLOCK= in the systemd unit) or turn strict off.",
         )
     return mapped, Protection.PLAIN

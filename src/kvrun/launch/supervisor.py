@@ -15,7 +15,7 @@ from enum import Enum
 from pathlib import Path
 
 from kvrun.errors import KvrunError
-from kvrun.launch.parent import PARENT_VARIABLE
+from kvrun.process import PARENT_VARIABLE
 
 TOKEN_FD_VARIABLE = "KVRUN_TOKEN_FD"  # noqa: S105 - a variable's name, not a secret
 TAIL_LINES = 15

@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Callable
 
-from kvrun.launch.parent import PARENT_VARIABLE, end_with_parent
+from kvrun.process import PARENT_VARIABLE, end_with_parent
 
 
 def main() -> None:

@@ -1,9 +1,14 @@
-"""Process settings that keep keys out of core dumps and away from debuggers."""
+"""What a process asks of the kernel for itself: no core dumps, and an end with its parent."""
 
 import contextlib
 import ctypes
+import os
 import resource
+import signal
+import sys
 from dataclasses import dataclass
+
+PARENT_VARIABLE = "KVRUN_PARENT_PID"
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +22,7 @@ class HardenReport:
 
     @property
     def complete(self) -> bool:
+        """Whether both hold."""
         return self.not_dumpable and self.core_limit_zero
 
 
@@ -25,15 +31,28 @@ def harden_process() -> HardenReport:
 
     The dumpable flag is reset by ``execve``: a child process calls this for itself.
     """
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
+    _libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     return HardenReport(
-        not_dumpable=libc.prctl(_PR_GET_DUMPABLE, 0, 0, 0, 0) == 0,
+        not_dumpable=_libc.prctl(_PR_GET_DUMPABLE, 0, 0, 0, 0) == 0,
         core_limit_zero=resource.getrlimit(resource.RLIMIT_CORE) == (0, 0),
     )
 
 
+def end_with_parent(parent: str | None) -> None:
+    """Get SIGTERM when process ``parent`` dies, even by SIGKILL; exit if it is gone already.
+
+    None (nobody supervises this process) changes nothing.
+    """
+    if parent is None:
+        return
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    if str(os.getppid()) != parent:
+        sys.exit("kvrun: the supervisor is gone")
+
+
+_PR_SET_PDEATHSIG = 1
 _PR_GET_DUMPABLE = 3
 _PR_SET_DUMPABLE = 4
+_libc = ctypes.CDLL(None, use_errno=True)
