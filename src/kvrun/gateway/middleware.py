@@ -71,23 +71,29 @@ class KvrunMiddleware:
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         request_id = self._admission.new_request_id()
         try:
-            headers: HeaderList = scope["headers"]
+            # Servers add a chunked body's trailers to the list, after it was checked: a copy.
+            headers: HeaderList = list(scope["headers"])
             if scope["method"] in ("GET", "HEAD") and scope["path"] in READ_PATHS:
                 if scope["path"] not in _OPEN_PATHS:
                     await self._admission.authenticate(headers)
                 await self._app(scope, receive, send)
                 return
             route = find_route(scope["method"], scope["path"])
-            await self._generate(scope, receive, send, route, request_id)
+            await self._generate(scope, headers, receive, send, route, request_id)
         except ClientGoneError:
             return
         except KvrunError as error:
             await send_error(send, error, request_id)
 
     async def _generate(
-        self, scope: Scope, receive: Receive, send: Send, route: Route, request_id: str
+        self,
+        scope: Scope,
+        headers: HeaderList,
+        receive: Receive,
+        send: Send,
+        route: Route,
+        request_id: str,
     ) -> None:
-        headers: HeaderList = scope["headers"]
         caller = await self._admission.authenticate(headers)
         check_body_headers(headers, self._settings.max_body_bytes)
         raw = await read_body(receive, self._settings.max_body_bytes, self._settings.body_timeout_s)
@@ -196,7 +202,7 @@ def _parts_from_environment() -> tuple[GatewaySettings, GatewayParts]:
     settings = config.gateway.model_copy(
         update={"instance_socket": config.gateway.instance_socket or config.instance_socket}
     )
-    key_file = settings.claim_key_file or config.layout.run / "claim.key"
+    key_file = settings.claim_key_file or config.layout.claim_key
     token = _gateway_token(config.instance.token_file or config.layout.tokens)
     return settings, GatewayParts(settings, claim_key=load_signing_key(key_file), token=token)
 
