@@ -8,6 +8,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from kvrun.config.gateway import GatewaySettings
 from kvrun.gateway.app import GatewayParts, build_proxy
+from kvrun.gateway.bounded import BoundedHeadProtocol
 from kvrun.gateway.errors import GatewayConfigError
 from kvrun.gateway.proxy import GatewayProxy
 from kvrun.process import harden_process
@@ -40,7 +41,7 @@ def serve(settings: GatewaySettings, app: GatewayProxy) -> None:
     config = uvicorn.Config(
         app,
         loop="uvloop",
-        http="httptools",
+        http=BoundedHeadProtocol,
         ws="none",
         lifespan="on",
         access_log=False,

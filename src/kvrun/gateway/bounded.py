@@ -1,0 +1,74 @@
+"""HTTP/1.1 with a bounded request head: uvicorn's protocol takes one of any length, for ever."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+MAX_HEAD_BYTES = 1 << 16
+HEAD_TIMEOUT_S = 30.0
+# A chunk of one byte takes six on the wire; nobody needs more framing than that.
+_WIRE_PER_BODY_BYTE = 9
+
+
+class BoundedHeadProtocol(HttpToolsProtocol):
+    """Refuses heads, trailers and chunk framing above a bound, and heads that come too slowly.
+
+    Trailers are dropped: they would join the headers after these were checked.
+    """
+
+    _budget = MAX_HEAD_BYTES
+    _in_head = True
+    _timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._expect_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        self._budget -= len(data)
+        super().data_received(data)
+        if self._budget < 0 and not self.transport.is_closing():
+            if self._in_head and (self.cycle is None or self.cycle.response_complete):
+                self.send_400_response(f"The request's head is longer than {MAX_HEAD_BYTES} bytes.")
+            else:
+                self.transport.close()
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._budget = MAX_HEAD_BYTES
+        self._expect_head()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_head:
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        self._stop_timer()
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._budget += _WIRE_PER_BODY_BYTE * len(body)
+        super().on_body(body)
+
+    def _expect_head(self) -> None:
+        self._in_head = True
+        self._stop_timer()
+        self._timer = self.loop.call_later(HEAD_TIMEOUT_S, self._close_late)
+
+    def _close_late(self) -> None:
+        transport: Any = self.transport
+        if not transport.is_closing():
+            transport.close()
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
