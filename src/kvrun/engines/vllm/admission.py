@@ -23,6 +23,7 @@ from kvrun.instance.protocol import (
 )
 
 _SUSPECT_AFTER = 3
+_MAX_FAILED_LOADS = 3
 
 
 class State(enum.Enum):
@@ -49,6 +50,7 @@ class Admission:
     stored: set[tuple[int, int]] = field(default_factory=set)
     engine_tokens: int = 0
     started: bool = False
+    failed_loads: int = 0
 
     def tier(self, group: int, index: int) -> int:
         """The tier that holds a block, or 0."""
@@ -69,15 +71,16 @@ class Admissions:
     def __init__(
         self, connection: Connection, reconnector: Reconnector, clock: Callable[[], float]
     ) -> None:
-        self._connection: Connection | None = connection
+        self._connection: Connection | None = None
         self._reconnector = reconnector
         self._clock = clock
-        self.stateless = connection.welcome.stateless
-        self._deadline_s = connection.welcome.match_deadline_ms / 1000
+        self.stateless = False
+        self._deadline_s = 0.0
         self._numbers = itertools.count(1)
         self._requests: dict[str, Admission] = {}
         self._waiting: dict[int, str] = {}
         self._silent = 0
+        self._adopt(connection)
 
     @property
     def connected(self) -> bool:
@@ -102,20 +105,36 @@ class Admissions:
         self._ask(request_id, admission, claim, salt, hashes, prompt_tokens)
         return admission
 
-    def deny(self, request_id: str, reason: str) -> None:
+    def deny(self, request_id: str, reason: str) -> Admission:
         """Record a request that may not use the cache, without asking."""
-        self._requests[request_id] = Admission(
-            number=next(self._numbers), state=State.DENIED, reason=reason
-        )
+        admission = Admission(number=next(self._numbers), state=State.DENIED, reason=reason)
+        self._requests[request_id] = admission
+        return admission
 
     def ask_again(self, request_id: str, hashes: Sequence[bytes]) -> None:
-        """Refresh an admitted request after preemption or a failed load."""
+        """Refresh an admitted request after preemption."""
         admission = self._requests.get(request_id)
         if admission is None or not admission.may_store:
             return
         admission.number = next(self._numbers)
         admission.state = State.PENDING
         self._ask(request_id, admission, "", "", hashes, 0)
+
+    def load_failed(self, request_id: str, hashes: Sequence[bytes]) -> None:
+        """Refresh an admitted request after a failed load.
+
+        The daemon may list blocks that it cannot open at the moment: after a few attempts the
+        request goes on without the cache instead of trying for ever.
+        """
+        admission = self._requests.get(request_id)
+        if admission is None or not admission.may_store:
+            return
+        admission.failed_loads += 1
+        if admission.failed_loads < _MAX_FAILED_LOADS:
+            self.ask_again(request_id, hashes)
+            return
+        admission.state = State.DENIED
+        admission.reason = f"its blocks could not be opened in {_MAX_FAILED_LOADS} attempts"
 
     def start(self, request_id: str, engine_tokens: int, loaded_tokens: int) -> None:
         """Tell the daemon what a request reused when it was first scheduled."""
@@ -235,6 +254,8 @@ class Admissions:
         if connection is not None:
             self._connection = connection
             self._silent = 0
+            self.stateless = connection.welcome.stateless
+            self._deadline_s = connection.welcome.match_deadline_ms / 1000
 
     def _expire(self, denied: list[str]) -> None:
         if not self._waiting:

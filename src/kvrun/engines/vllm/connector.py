@@ -7,10 +7,11 @@ vLLM's own prefix cache, and a block that did not open makes its request recompu
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvrun.engines.vllm.admission import Admissions, State
+from kvrun.engines.vllm.admission import Admission, Admissions, State
 from kvrun.engines.vllm.compat import (
     KVCacheConfig,
     KVConnectorMetadata,
@@ -91,17 +92,17 @@ class KvrunConnector(OffloadingConnector):
         self, request: Request, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
         admission = self.admissions.get(request.request_id)
-        if admission is not None and admission.state is not State.ADMITTED:
+        if admission is None:
+            admission = self.admissions.deny(request.request_id, "the request was not announced")
+        if admission.state is not State.ADMITTED:
             if not request.skip_reading_prefix_cache:
                 # Not decided yet, or decided after vLLM looked at its own cache for this step:
                 # ask again in the next one rather than reuse a page without an admission.
-                self._deny_if_denied(request.request_id)
+                self._skip_if_denied(request, admission)
                 return None, False
             return super().get_num_new_matched_tokens(request, num_computed_tokens)
-        result = super().get_num_new_matched_tokens(request, num_computed_tokens)
-        if admission is not None:
-            admission.engine_tokens = num_computed_tokens
-        return result
+        admission.engine_tokens = num_computed_tokens
+        return super().get_num_new_matched_tokens(request, num_computed_tokens)
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
         for scheduled in scheduler_output.scheduled_new_reqs:
@@ -113,7 +114,7 @@ class KvrunConnector(OffloadingConnector):
         meta = super().build_connector_meta(scheduler_output)
         assert isinstance(meta, OffloadingConnectorMetadata)
         for request_id in scheduler_output.preempted_req_ids or ():
-            self._ask_again(request_id)
+            self._ask_again(request_id, self.admissions.ask_again)
         idle = scheduler_output.total_num_scheduled_tokens == 0
         for request_id in self.admissions.poll(_IDLE_WAIT_S if idle else 0.0):
             self._deny_if_denied(request_id)
@@ -124,7 +125,7 @@ class KvrunConnector(OffloadingConnector):
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         super().update_connector_output(connector_output)
         for request_id in connector_output.failed_recving or ():
-            self._ask_again(request_id)
+            self._ask_again(request_id, self.admissions.load_failed)
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         side = self.connector_worker
@@ -154,22 +155,24 @@ class KvrunConnector(OffloadingConnector):
             self._kv_cache_manager.evict_blocks(pages)
         return result
 
-    def _ask_again(self, request_id: str) -> None:
+    def _ask_again(self, request_id: str, ask: Callable[[str, Sequence[bytes]], None]) -> None:
         request = self._requests.get(request_id)
         if request is not None:
-            self.admissions.ask_again(
-                request_id, [bytes(block_hash) for block_hash in request.block_hashes]
-            )
+            ask(request_id, [bytes(block_hash) for block_hash in request.block_hashes])
             self._deny_if_denied(request_id)
 
     def _deny_if_denied(self, request_id: str) -> None:
         admission = self.admissions.get(request_id)
         request = self._requests.get(request_id)
-        if admission is None or request is None or admission.state is not State.DENIED:
-            return
-        if not request.skip_reading_prefix_cache:
+        if admission is not None and request is not None:
+            self._skip_if_denied(request, admission)
+
+    def _skip_if_denied(self, request: Request, admission: Admission) -> None:
+        if admission.state is State.DENIED and not request.skip_reading_prefix_cache:
             request.skip_reading_prefix_cache = True
-            _log.info("request %s goes on without the cache: %s", request_id, admission.reason)
+            _log.info(
+                "request %s goes on without the cache: %s", request.request_id, admission.reason
+            )
 
 
 def _take_claim(request: Request) -> str:
