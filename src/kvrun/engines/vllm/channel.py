@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import os
 
+from kvrun.errors import KvrunError
 from kvrun.instance.connection import Connection, Reconnector
 from kvrun.instance.protocol import AnyMessage, Message, Released
 from kvrun.instance.staging import SlotTable, StagingRegion
+
+_log = logging.getLogger("vllm.kvrun")
 
 
 class WorkerChannel:
@@ -56,7 +60,7 @@ class WorkerChannel:
 
     def released(self, message: Released) -> None:
         """Slots that the daemon zeroed are free again."""
-        for slot, generation in zip(message.slots, message.generations, strict=True):
+        for slot, generation in zip(message.slots, message.generations, strict=False):
             self._table.give_back(slot, generation)
 
     def send(self, message: Message) -> bool:
@@ -82,9 +86,19 @@ class WorkerChannel:
             found = self._reconnector.poll()
             old = self._region
             if found is not None:
-                self._adopt(found)
+                try:
+                    self._adopt(found)
+                except (KvrunError, OSError, ValueError) as error:
+                    # An engine that serves goes on without the cache until another daemon comes.
+                    _log.warning("the daemon's staging memory cannot be used: %s", error)
+                    found.close()
                 return old if self._region is not old else None
         return None
+
+    def lose(self) -> None:
+        """Give this daemon up; the next ``recover`` looks for another."""
+        if self._connection is not None:
+            self._connection.close()
 
     def close(self) -> None:
         """Close the connection and stop looking for another."""

@@ -7,6 +7,7 @@ a failed load, and the engine computes those tokens itself.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -14,10 +15,12 @@ from typing import Protocol
 
 from kvrun.engines.vllm.channel import WorkerChannel
 from kvrun.engines.vllm.pages import CopyHandle, PageCopier, PageCopy
+from kvrun.errors import KvrunError
 from kvrun.instance.protocol import BlockAt, Load, Loaded, Release, Released, Store
 from kvrun.instance.staging import StagingRegion
 
 _LOAD_RESERVE = 4
+_log = logging.getLogger("vllm.kvrun")
 
 
 class Block(Protocol):
@@ -88,6 +91,8 @@ class Transfers:
         self._stores: deque[_StoreJob] = deque()
         self._storing: dict[int, _StoreJob] = {}
         self._copying: list[_Copying] = []
+        # Slots of loads that ended before the daemon gave them back.
+        self._left_behind: dict[int, tuple[Block, int]] = {}
         self._done: list[Done] = []
 
     @property
@@ -211,6 +216,7 @@ class Transfers:
         finished = state.left == 0 or (state.failed and not state.blocks)
         if finished and not state.copying:
             # Slots that the daemon still holds come back through a late ``Loaded``.
+            self._left_behind.update(state.slots)
             del self._loads[state.job]
             self._done.append(
                 Done(state.job, state.failed, state.size_bytes, self._clock() - state.began)
@@ -219,20 +225,25 @@ class Transfers:
     def _loaded(self, message: Loaded) -> None:
         state = self._loads.get(message.job)
         if state is None or state.failed:
-            self._give_back(message.slots + message.failed)
+            self._give_back(
+                message.slots + message.failed,
+                self._left_behind if state is None else state.slots,
+            )
             return
         state.deadline = self._clock() + self._channel.transfer_deadline_s
         copies: list[PageCopy] = []
+        copied_slots: dict[int, tuple[Block, int]] = {}
         for slot in message.slots:
             entry = state.slots.pop(slot, None)
             if entry is not None:
+                copied_slots[slot] = entry
                 block, page = entry
                 copies.append(PageCopy(block.group, page, slot * self._channel.slot_bytes))
                 state.size_bytes += self._copier.block_bytes(block.group)
         if message.failed:
             state.failed = True
             state.blocks.clear()
-            self._give_back(message.failed)
+            self._give_back(message.failed, state.slots)
         if not copies:
             return
         handle = self._copier.submit_scatter(copies)
@@ -241,14 +252,17 @@ class Transfers:
         def copied() -> None:
             state.copying -= 1
             state.left -= len(copies)
-            self._give_back(message.slots)
+            self._give_back(tuple(copied_slots), copied_slots)
 
         self._copying.append(_Copying(handle, copied))
         self._advance_copies()
 
-    def _give_back(self, slots: Sequence[int]) -> None:
-        generations = tuple(self._channel.generation(slot) for slot in slots)
-        self._channel.send(Release(tuple(slots), generations))
+    def _give_back(self, slots: Sequence[int], held: dict[int, tuple[Block, int]]) -> None:
+        """Have slots zeroed; only those that ``held`` says a load has, whatever the daemon says."""
+        mine = tuple(slot for slot in slots if held.pop(slot, None) is not None)
+        if mine:
+            generations = tuple(self._channel.generation(slot) for slot in mine)
+            self._channel.send(Release(mine, generations))
 
     def _advance_copies(self) -> None:
         waiting: list[_Copying] = []
@@ -267,10 +281,17 @@ class Transfers:
         for store in self._stores:
             store.blocks.clear()
         self._advance_copies()
+        for load in self._loads.values():
+            load.slots.clear()
+        self._left_behind.clear()
         replaced = self._channel.recover()
         if replaced is not None:
             self._copier.close()
-            self._copier = self._make_copier(self._channel.region)
+            try:
+                self._copier = self._make_copier(self._channel.region)
+            except KvrunError as error:
+                _log.warning("the daemon's staging memory cannot be used: %s", error.message)
+                self._channel.lose()
             replaced.close()
 
     def _wait_for_copies(self) -> None:
