@@ -178,7 +178,7 @@ def test_responses_are_never_stored() -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", ["item_reference", "computer_call", "mcp_call", "image_generation_call", 5]
+    "kind", ["item_reference", "computer_call", "mcp_call", "image_generation_call", 5, [], {}]
 )
 def test_response_items_that_refer_to_the_server_are_refused(kind: Any) -> None:
     assert "input[0].type" in message_of(check, "/v1/responses", input=[{"type": kind}])

@@ -27,7 +27,7 @@ def check_response_input(value: object) -> None:
         return
     for path, item in _objects(value, "input"):
         kind = item.get("type", "message")
-        if kind not in _RESPONSE_ITEMS:
+        if not isinstance(kind, str) or kind not in _RESPONSE_ITEMS:
             raise _unsupported(f"{path}.type", kind, _RESPONSE_ITEMS)
         _refuse_media_keys(item, path)
         check_content(item.get("content"), f"{path}.content")
