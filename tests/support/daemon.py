@@ -51,7 +51,8 @@ import json, os, sys
 from pathlib import Path
 %s
 from kvrun.config import load_config
-from kvrun.instance.daemon import LaunchSecrets, run
+from kvrun.instance.daemon import run
+from kvrun.instance.launch_secrets import LaunchSecrets
 given = json.loads(os.read(int(sys.argv[2]), 65536))
 run(load_config(Path(sys.argv[1]), {}), LaunchSecrets(
     given["engine"], given["gateway"], given["admin"], (bytes.fromhex(given["claim"]),)))

@@ -5,9 +5,13 @@ It is a module of the benchmarks, started by them alone. No setting of a deploym
 
 from __future__ import annotations
 
+import os
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvrun.errors import KvrunError
+from kvrun.launch.children import run_instance
 from kvrun.seal import envelope
 
 if TYPE_CHECKING:
@@ -15,13 +19,13 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
-    """Run ``kvrun instance`` with the cipher replaced by a copy of the same size."""
+    """``instance --config FILE`` with the cipher replaced by a copy of the same size."""
     envelope.BlockSealer.seal_into = _copy_in  # type: ignore[method-assign]
     envelope.BlockSealer.open_into = _copy_out  # type: ignore[method-assign]
-    from kvrun.cli.main import main as kvrun
-
-    sys.argv[0] = "kvrun"
-    kvrun()
+    try:
+        run_instance(Path(sys.argv[-1]), os.environ)
+    except KvrunError as error:
+        sys.exit(f"kvrun: {error.diagnostics()}")
 
 
 def _copy_in(

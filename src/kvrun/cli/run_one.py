@@ -1,11 +1,9 @@
 """``kvrun instance`` and ``kvrun gateway``: one process each."""
 
-import logging
 import os
 
-from kvrun.cli.options import DEFAULT_CONFIG, ConfigFile, read_config
-from kvrun.launch.secrets import gateway_secrets, instance_secrets
-from kvrun.process import PARENT_VARIABLE, end_with_parent
+from kvrun.cli.options import DEFAULT_CONFIG, ConfigFile
+from kvrun.launch.children import run_gateway, run_instance
 
 
 def instance(config_file: ConfigFile = DEFAULT_CONFIG) -> None:
@@ -16,21 +14,7 @@ def instance(config_file: ConfigFile = DEFAULT_CONFIG) -> None:
 
     Example: kvrun instance --config /etc/kvrun/kvrun.toml
     """
-    from kvrun.instance import daemon
-
-    end_with_parent(os.environ.get(PARENT_VARIABLE))
-    config = read_config(config_file)
-    _log_to_stderr(config.instance.log_level)
-    secrets = instance_secrets(config, os.environ)
-    daemon.run(
-        config,
-        daemon.LaunchSecrets(
-            engine_token=secrets.engine_token,
-            gateway_token=secrets.gateway_token,
-            admin_token=secrets.admin_token,
-            claim_public_keys=secrets.claim_public_keys,
-        ),
-    )
+    run_instance(config_file, os.environ)
 
 
 def gateway(config_file: ConfigFile = DEFAULT_CONFIG) -> None:
@@ -40,16 +24,4 @@ def gateway(config_file: ConfigFile = DEFAULT_CONFIG) -> None:
 
     Example: KVRUN_GATEWAY__PORT=8443 kvrun gateway
     """
-    from kvrun.gateway.server import run_gateway
-
-    end_with_parent(os.environ.get(PARENT_VARIABLE))
-    config = read_config(config_file)
-    _log_to_stderr(config.instance.log_level)
-    secrets = gateway_secrets(config, os.environ)
-    run_gateway(config.gateway, claim_key=secrets.claim_key, token=secrets.token)
-
-
-def _log_to_stderr(level: str) -> None:
-    logging.basicConfig(
-        level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    run_gateway(config_file, os.environ)

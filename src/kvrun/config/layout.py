@@ -70,6 +70,11 @@ class DataLayout:
         return self.run / "claim.pub"
 
     @property
+    def claim_key(self) -> Path:
+        """The claim key's private half, where a daemon run alone leaves it for its gateway."""
+        return self.run / "claim.key"
+
+    @property
     def tokens(self) -> Path:
         """JSON with the launch tokens, for a daemon run alone."""
         return self.run / "tokens.json"

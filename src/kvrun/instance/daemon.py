@@ -10,7 +10,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,7 +29,7 @@ from kvrun.errors import KvrunError
 from kvrun.instance.admin import AdminService
 from kvrun.instance.instance import Instance
 from kvrun.instance.journal import Journal
-from kvrun.instance.protocol import Role
+from kvrun.instance.launch_secrets import LaunchSecrets
 from kvrun.instance.sealing import SealingThreads
 from kvrun.instance.server import InstanceServer, ServerSettings
 from kvrun.instance.transfers import Transfers
@@ -49,25 +49,6 @@ class InstanceBusyError(KvrunError):
     """Another daemon works on the same data folder."""
 
     exit_code = 3
-
-
-@dataclass(frozen=True, slots=True)
-class LaunchSecrets:
-    """What a launch gives the daemon: a token a role and the claim keys (32 raw bytes each)."""
-
-    engine_token: str
-    gateway_token: str
-    admin_token: str
-    claim_public_keys: tuple[bytes, ...]
-
-    def tokens(self) -> Mapping[Role, str]:
-        """The token of each role."""
-        return {
-            Role.SCHEDULER: self.engine_token,
-            Role.WORKER: self.engine_token,
-            Role.GATEWAY: self.gateway_token,
-            Role.ADMIN: self.admin_token,
-        }
 
 
 def run(config: KvrunConfig, secrets: LaunchSecrets) -> None:

@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from kvrun.claims.keyfile import create_signing_key, load_signing_key, load_verification_key
 from kvrun.config import DataLayout, KvrunConfig
 from kvrun.errors import KvrunError
+from kvrun.instance.launch_secrets import LaunchSecrets
 from kvrun.launch.supervisor import TOKEN_FD_VARIABLE
 
 TOKEN_BYTES = 32
@@ -70,16 +71,6 @@ class Launch:
 
 
 @dataclass(frozen=True, slots=True)
-class InstanceSecrets:
-    """The daemon's part."""
-
-    engine_token: str = field(repr=False)
-    gateway_token: str = field(repr=False)
-    admin_token: str = field(repr=False)
-    claim_public_keys: tuple[bytes, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class GatewaySecrets:
     """The gateway's part."""
 
@@ -93,7 +84,7 @@ def remove_files(layout: DataLayout) -> None:
         path.unlink(missing_ok=True)
 
 
-def instance_secrets(config: KvrunConfig, environment: Mapping[str, str]) -> InstanceSecrets:
+def instance_secrets(config: KvrunConfig, environment: Mapping[str, str]) -> LaunchSecrets:
     """The daemon's secrets: from its descriptor, or from files when it runs alone.
 
     Alone, files that do not exist are made. Raises LaunchSecretsError.
@@ -106,7 +97,7 @@ def instance_secrets(config: KvrunConfig, environment: Mapping[str, str]) -> Ins
         engine, gateway, admin = (_token(inherited[role]) for role in _ROLES)
     except (KeyError, TypeError, ValueError) as error:
         raise LaunchSecretsError(f"the inherited launch tokens are malformed: {error}") from None
-    return InstanceSecrets(engine, gateway, admin, keys)
+    return LaunchSecrets(engine, gateway, admin, keys)
 
 
 def gateway_secrets(config: KvrunConfig, environment: Mapping[str, str]) -> GatewaySecrets:
@@ -125,13 +116,8 @@ def gateway_secrets(config: KvrunConfig, environment: Mapping[str, str]) -> Gate
             raise LaunchSecretsError(f"the inherited launch token is malformed: {error}") from None
     path = config.instance.token_file or config.layout.tokens
     tokens = _read_tokens(path)
-    key_file = config.gateway.claim_key_file or alone_claim_key(config.layout)
+    key_file = config.gateway.claim_key_file or config.layout.claim_key
     return GatewaySecrets(tokens["gateway_token"], load_signing_key(key_file))
-
-
-def alone_claim_key(layout: DataLayout) -> Path:
-    """Where a daemon that runs alone puts the claim key for its gateway."""
-    return layout.run / "claim.key"
 
 
 def prepare_run_folder(layout: DataLayout) -> None:
@@ -155,7 +141,7 @@ def write_private(path: Path, text: str) -> None:
     temporary.replace(path)
 
 
-def _alone(config: KvrunConfig) -> InstanceSecrets:
+def _alone(config: KvrunConfig) -> LaunchSecrets:
     layout = config.layout
     prepare_run_folder(layout)
     path = config.instance.token_file or layout.tokens
@@ -167,13 +153,13 @@ def _alone(config: KvrunConfig) -> InstanceSecrets:
     if public is not None:
         public_key = load_verification_key(public).public_bytes_raw()
     else:
-        key_file = config.gateway.claim_key_file or alone_claim_key(layout)
+        key_file = config.gateway.claim_key_file or layout.claim_key
         key = load_signing_key(key_file) if key_file.exists() else create_signing_key(key_file)
         public_key = key.public_key().public_bytes_raw()
         write_private(layout.claim_public_key, public_key.hex() + "\n")
     write_private(layout.admin_token, tokens["admin_token"] + "\n")
     write_private(layout.engine_token, tokens["engine_token"] + "\n")
-    return InstanceSecrets(**tokens, claim_public_keys=(public_key,))
+    return LaunchSecrets(**tokens, claim_public_keys=(public_key,))
 
 
 def _read_tokens(path: Path) -> dict[str, str]:

@@ -1,0 +1,39 @@
+"""What the daemon's and the gateway's process do: settings and secrets in, then serve.
+
+The same whether `kvrun up` starts them or a person does. Each imports only what it runs.
+"""
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+
+from kvrun.config import KvrunConfig, load_config
+from kvrun.launch.secrets import gateway_secrets, instance_secrets
+from kvrun.process import PARENT_VARIABLE, end_with_parent
+
+
+def run_instance(config_file: Path, environment: Mapping[str, str]) -> None:
+    """Run the instance daemon until it is told to stop. Raises KvrunError."""
+    from kvrun.instance.daemon import run
+
+    config = _begin(config_file, environment)
+    run(config, instance_secrets(config, environment))
+
+
+def run_gateway(config_file: Path, environment: Mapping[str, str]) -> None:
+    """Run the gateway until it is told to stop. Raises KvrunError."""
+    from kvrun.gateway import server
+
+    config = _begin(config_file, environment)
+    secrets = gateway_secrets(config, environment)
+    server.run_gateway(config.gateway, claim_key=secrets.claim_key, token=secrets.token)
+
+
+def _begin(config_file: Path, environment: Mapping[str, str]) -> KvrunConfig:
+    end_with_parent(environment.get(PARENT_VARIABLE))
+    config = load_config(config_file, environment)
+    logging.basicConfig(
+        level=config.instance.log_level.upper(),
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
+    return config
