@@ -14,7 +14,8 @@ import pytest
 DRIVER = """
 import os, sys
 from pathlib import Path
-from kvrun.launch import prepare, up
+from kvrun.cli import up
+from kvrun.launch import prepare
 from kvrun.cli.main import app
 from kvrun.launch.supervisor import ChildSpec
 from kvrun.engines.vllm.installed import InstalledEngine
