@@ -11,6 +11,7 @@ from kvrun.gateway.identity import (
     Identity,
     IdentityPolicy,
     Principal,
+    check_headers,
     resolve_identity,
 )
 from kvrun.gateway.seen import FileSeenTenant
@@ -27,13 +28,14 @@ def resolve(
     source: TenantSource = BY_HEADER,
     seen: bool = False,
     messages_api: bool = False,
-    **policy: object,
+    **settings: object,
 ) -> Identity:
+    policy = IdentityPolicy(source, **settings)  # type: ignore[arg-type]
     return resolve_identity(
-        headers,
+        check_headers(headers, policy),
         body,
         principal,
-        IdentityPolicy(source, **policy),  # type: ignore[arg-type]
+        policy,
         seen_tenant=seen,
         user_in_metadata=messages_api,
     )

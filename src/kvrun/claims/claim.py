@@ -19,7 +19,6 @@ from kvrun.errors import KvrunError
 
 TOKEN_PREFIX: Final = "kvc1"  # noqa: S105  the format's name, not a secret
 CLAIM_VERSION: Final = 1
-DEFAULT_LIFETIME_S: Final = 300
 MAX_LIFETIME_S: Final = 3600
 MAX_TOKEN_CHARS: Final = 8192
 MAX_USES: Final = 4096
@@ -140,10 +139,12 @@ def check_claim(claim: Claim) -> None:
 
 
 def malformed(message: str) -> ClaimError:
+    """The error of a claim whose form is wrong."""
     return ClaimError(ClaimFault.MALFORMED, message)
 
 
 def encode_base64url(data: bytes) -> bytes:
+    """Base64url without padding (RFC 4648 section 5)."""
     return base64.urlsafe_b64encode(data).rstrip(b"=")
 
 

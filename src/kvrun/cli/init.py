@@ -1,7 +1,7 @@
 """``kvrun init``: a new deployment's configuration, folders and first credentials."""
 
-import base64
 import os
+import secrets
 from pathlib import Path
 from typing import Annotated
 
@@ -95,10 +95,9 @@ def _credentials(layout: DataLayout) -> str:
             part.chmod(0o700)
         key = make_api_key(os.urandom(32))
         save_api_keys(layout.api_keys, [ApiKeyRecord(id=FIRST_KEY_ID, sha256=hash_api_key(key))])
-        token = base64.urlsafe_b64encode(os.urandom(32)).rstrip(b"=").decode()
         descriptor = os.open(layout.owner_link, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "w", encoding="ascii") as file:
-            file.write(token + "\n")
+            file.write(secrets.token_urlsafe(32) + "\n")
     except OSError as error:
         raise InitError(f"{layout.data_dir} cannot be written: {error.strerror}") from None
     return key

@@ -1,12 +1,12 @@
 """``kvrun``: the command line's root, and how errors become text and an exit status."""
 
 import sys
-from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
+from kvrun import __version__
 from kvrun.cli import (
     audit,
     bench,
@@ -49,17 +49,9 @@ def main() -> None:
     app()
 
 
-def kvrun_version() -> str:
-    """The installed version of kvrun."""
-    try:
-        return version("kvrun")
-    except PackageNotFoundError:
-        return "0 (not installed)"
-
-
 def _print_version(wanted: bool) -> None:
     if wanted:
-        sys.stdout.write(f"kvrun {kvrun_version()}\n")
+        sys.stdout.write(f"kvrun {__version__}\n")
         raise typer.Exit
 
 

@@ -60,7 +60,6 @@ class Story:
         self._restart = restart
         self._prompt = long_text(PROMPT_CHARACTERS) + _QUESTION
         self._first: Completion | None = None
-        self._turns = ""
 
     def steps(self) -> list[tuple[str, Callable[[], StepResult]]]:
         """Title and action of each step, in order."""
@@ -194,7 +193,7 @@ class Story:
         return StepResult(step, shown, row)
 
     def _flip_one_byte_of_each_first_block(self) -> str:
-        """Flip one byte in the newest stored block of each session that has blocks."""
+        """Flip one byte in the oldest stored block of each session that has blocks."""
         count = 0
         for block in _one_block_a_session(self._stack.blocks):
             content = bytearray(block.read_bytes())

@@ -13,7 +13,7 @@ from kvrun.gateway.identity import (
     IdentityPolicy,
     Principal,
     check_headers,
-    resolve_checked,
+    resolve_identity,
 )
 from kvrun.gateway.jsonbody import encode_object, parse_object
 from kvrun.gateway.routes import Api, Route
@@ -84,7 +84,7 @@ class Admission:
         """The stamped request. Raises GatewayError, or the daemon's refusal (KvrunError)."""
         body = parse_object(raw_body)
         checked = check_body(route, body)
-        identity = resolve_checked(
+        identity = resolve_identity(
             caller.identity_headers,
             body,
             caller.principal,
@@ -159,6 +159,7 @@ def check_body_headers(headers: HeaderList, max_body_bytes: int) -> None:
 
 
 def body_too_large(max_body_bytes: int) -> GatewayError:
+    """The answer to a body above the limit: 413."""
     return GatewayError(
         f"the body is larger than {max_body_bytes} bytes", status=413, code="body_too_large"
     )

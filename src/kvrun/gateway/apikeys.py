@@ -6,7 +6,6 @@ plain SHA-256 cannot be searched, so no slow password hash is needed on the requ
 The keys file is JSON: ``{"keys": [{"id", "sha256", "scopes", "tenant"?, "expires_at"?}]}``.
 """
 
-import base64
 import hashlib
 import hmac
 import os
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from kvrun.claims.claim import encode_base64url
 from kvrun.gateway.errors import GatewayConfigError, GatewayError
 from kvrun.gateway.identity import Principal
 
@@ -59,7 +59,7 @@ def make_api_key(random_bytes: bytes) -> str:
     """A key's text from 32 random bytes."""
     if len(random_bytes) != 32:
         raise ValueError("an API key is made of exactly 32 random bytes")
-    return KEY_PREFIX + base64.urlsafe_b64encode(random_bytes).rstrip(b"=").decode()
+    return KEY_PREFIX + encode_base64url(random_bytes).decode()
 
 
 def hash_api_key(key: str) -> str:

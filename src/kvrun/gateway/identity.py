@@ -96,7 +96,7 @@ def check_headers(headers: Headers, policy: IdentityPolicy) -> dict[str, str]:
 
 
 def resolve_identity(
-    headers: Headers,
+    identity_headers: Mapping[str, str],
     body: Mapping[str, object] | None,
     principal: Principal,
     policy: IdentityPolicy,
@@ -104,33 +104,13 @@ def resolve_identity(
     seen_tenant: bool,
     user_in_metadata: bool = False,
 ) -> Identity:
-    """Whose request this is.
+    """Whose request this is. ``identity_headers`` come from :func:`check_headers`.
 
     ``seen_tenant`` says that this deployment has had a request with a tenant before;
     ``user_in_metadata`` that this API names its end user in ``metadata.user_id`` (Messages).
     Raises GatewayError: 400 for a missing or malformed id, 403 where the credential and the
     tenant do not agree.
     """
-    return resolve_checked(
-        check_headers(headers, policy),
-        body,
-        principal,
-        policy,
-        seen_tenant=seen_tenant,
-        user_in_metadata=user_in_metadata,
-    )
-
-
-def resolve_checked(
-    identity_headers: Mapping[str, str],
-    body: Mapping[str, object] | None,
-    principal: Principal,
-    policy: IdentityPolicy,
-    *,
-    seen_tenant: bool,
-    user_in_metadata: bool,
-) -> Identity:
-    """The same for headers that ``check_headers`` has been through already."""
     session = identity_headers.get(policy.session_header.lower(), DEFAULT_SESSION)
     tenant = _named_tenant(identity_headers, body or {}, principal, policy, user_in_metadata)
     if principal.tenant is not None:

@@ -162,7 +162,7 @@ class Stack:
     def daemon_own_bytes(self) -> int:
         """The daemon's resident memory less the pages of slab and staging."""
         pid = self.supervisor.pids()[INSTANCE]
-        total = shared = 0
+        total, counted = 0, False
         for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
             if "-" in line.split(" ")[0] and ":" not in line.split(" ")[0]:
                 size = [int(part, 16) for part in line.split(" ")[0].split("-")]
@@ -170,7 +170,7 @@ class Stack:
                 counted = mapped != self.config.instance.memory_bytes and "staging" not in line
             elif line.startswith("Rss:") and counted:
                 total += int(line.split()[1]) * 1024
-        return total - shared
+        return total
 
     def _environment(self) -> dict[str, str]:
         return {**os.environ, **self.options.settings}
