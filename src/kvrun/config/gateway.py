@@ -108,7 +108,7 @@ class GatewaySettings(Section):
     jwt: JwtSettings | None = setting(None, "How JSON web tokens are checked.")
 
     max_body_bytes: ByteSize = setting(
-        16 << 20, "Largest request body in bytes.", ge=1024, le=1 << 30
+        4 << 20, "Largest request body in bytes.", ge=1024, le=1 << 30
     )
     max_sessions_cached: int = setting(
         10_000, "Sessions whose salt is kept at hand; more are asked for again.", ge=1

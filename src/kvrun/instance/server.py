@@ -84,6 +84,8 @@ class InstanceServer:
         self._roles: dict[Peer, Role] = {}
         self._links: dict[Peer, WorkerLink] = {}
         self._handles: dict[Peer, set[int]] = {}
+        # Requests wait for matches: neither new sessions' keys nor an operator may delay them.
+        self._matching = ThreadPoolExecutor(2, thread_name_prefix="kvrun-match")
         self._pool = ThreadPoolExecutor(4, thread_name_prefix="kvrun-control")
         self._loop: asyncio.AbstractEventLoop | None = None
         self._listener: socket.socket | None = None
@@ -106,6 +108,7 @@ class InstanceServer:
             _remove(path)
             for peer in list(self._roles):
                 peer.close("the daemon stops")
+            self._matching.shutdown()
             self._pool.shutdown()
 
     async def _accept(self, listener: socket.socket) -> None:
@@ -206,7 +209,10 @@ class InstanceServer:
     def _dispatch(self, peer: Peer, role: Role, message: AnyMessage) -> None:
         match (role, message):
             case (Role.SCHEDULER, Match()):
-                self._run(lambda: self._answer_match(peer, self._instance.match(message)))
+                self._run(
+                    self._matching,
+                    lambda: self._answer_match(peer, self._instance.match(message)),
+                )
             case (Role.SCHEDULER, Started()):
                 self._instance.started(message.handle, message.engine_tokens, message.loaded_tokens)
             case (Role.SCHEDULER, Finished()):
@@ -219,9 +225,9 @@ class InstanceServer:
             case (Role.WORKER, Release()):
                 self._transfers.release(self._links[peer], message)
             case (Role.GATEWAY, OpenSession()):
-                self._run(lambda: peer.send_soon(self._open_session(message)))
+                self._run(self._pool, lambda: peer.send_soon(self._open_session(message)))
             case (Role.ADMIN, AdminCall()):
-                self._run(lambda: peer.send_soon(self._admin_call(message)))
+                self._run(self._pool, lambda: peer.send_soon(self._admin_call(message)))
             case _:
                 raise ProtocolError(
                     f"a {role.value} may not send a {type(message).__name__} message"
@@ -258,14 +264,14 @@ class InstanceServer:
             return AdminReply(message.call, error.status, b"", error.message, error.hint or "")
         return AdminReply(message.call, 200, result)
 
-    def _run(self, task: Callable[[], None]) -> None:
+    def _run(self, pool: ThreadPoolExecutor, task: Callable[[], None]) -> None:
         def guarded() -> None:
             try:
                 task()
             except Exception:
                 _log.exception("a request of a connected process failed")
 
-        self._pool.submit(guarded)
+        pool.submit(guarded)
 
     def _announce_erasure(self, tenant: str, session: str | None) -> None:
         self._push(Role.GATEWAY, SessionInvalidated(tenant, session or ""))
