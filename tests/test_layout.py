@@ -79,6 +79,21 @@ def test_seal_and_audit_know_nothing_but_errors() -> None:
             assert known <= {package, "errors"}, f"{_module(file)} imports {sorted(known)}"
 
 
+@pytest.mark.parametrize(
+    "module", ["kvrun.gateway.server", "kvrun.gateway.middleware", "kvrun.engines.vllm.connector"]
+)
+def test_what_is_outside_the_daemon_holds_no_code_for_keys_or_blocks(module: str) -> None:
+    reached: set[str] = set()
+    todo = [module]
+    while todo:
+        name = todo.pop()
+        if name in MODULES and name not in reached:
+            reached.add(name)
+            todo += _imports(MODULES[name])
+    inside = {name for name in reached if name.split(".")[1] in ("seal", "keys", "cache", "audit")}
+    assert inside == set()
+
+
 def test_no_module_imports_itself_in_a_circle() -> None:
     graph = {module: set(_imports(file)) - {module} for module, file in MODULES.items()}
     done: set[str] = set()

@@ -191,6 +191,15 @@ def test_asking_a_daemon_that_does_not_run_names_the_way_out(
     assert "kvrun up" in done.stderr
 
 
+def test_asking_a_daemon_that_died_and_left_its_token_is_the_same_status(deployment: Path) -> None:
+    run_folder = deployment / "kvrun-data/run"
+    run_folder.mkdir(parents=True, exist_ok=True)
+    (run_folder / "admin.token").write_text("00" * 32 + "\n")
+    done = run("erase", "session", "--tenant", "alice", cwd=deployment)
+    assert done.returncode == 3
+    assert "kvrun up" in done.stderr
+
+
 def test_doctor_answers_line_by_line(deployment: Path) -> None:
     answer = json.loads(run("doctor", "--json", cwd=deployment).stdout)
     names = {check["name"] for check in answer["checks"]}

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from kvrun.errors import KvrunError
 from kvrun.instance.client import AsyncInstanceClient
-from kvrun.instance.instance import SessionGrant
+from kvrun.instance.grant import SessionGrant
 from support.daemon import Daemon
 from support.engine import Answer, Ask, Engine
 

@@ -1,10 +1,11 @@
 """``kvrun erase``: destroy the keys of a session or a tenant, and with them its cache."""
 
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated
 
+import msgspec
 import typer
 
-from kvrun.cli.admin import ask
 from kvrun.cli.options import (
     DEFAULT_CONFIG,
     AsJson,
@@ -14,6 +15,8 @@ from kvrun.cli.options import (
     read_config,
     table,
 )
+from kvrun.instance.instance import ErasedSession
+from kvrun.launch.admin import ask_daemon
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -39,7 +42,7 @@ def session(
     Example: kvrun erase session --tenant alice --session chat-7
     """
     arguments = {"tenant": tenant, "session": session}
-    _report(ask(read_config(config_file), "erase_session", arguments), arguments, as_json)
+    _erase(config_file, "erase_session", arguments, as_json)
 
 
 @app.command()
@@ -53,10 +56,12 @@ def tenant(
     Example: kvrun erase tenant --tenant alice
     """
     arguments = {"tenant": tenant}
-    _report(ask(read_config(config_file), "erase_tenant", arguments), arguments, as_json)
+    _erase(config_file, "erase_tenant", arguments, as_json)
 
 
-def _report(erased: list[dict[str, Any]], asked: dict[str, str], as_json: bool) -> None:
+def _erase(config_file: Path, operation: str, asked: dict[str, str], as_json: bool) -> None:
+    answer = ask_daemon(read_config(config_file), operation, asked)
+    erased = msgspec.json.decode(answer, type=list[ErasedSession])
     if as_json:
         print_json({"asked": asked, "erased": erased})
         return
@@ -67,10 +72,10 @@ def _report(erased: list[dict[str, Any]], asked: dict[str, str], as_json: bool) 
     rows = table("session (reference in the log)", "generation", "memory blocks", "disk blocks")
     for item in erased:
         rows.add_row(
-            item["session_ref"],
-            str(item["generation"]),
-            str(item["memory_blocks"]),
-            str(item["disk_blocks"]),
+            item.session_ref,
+            str(item.generation),
+            str(item.memory_blocks),
+            str(item.disk_blocks),
         )
     out.print(rows)
     out.print(f"{len(erased)} session key(s) destroyed")

@@ -2,9 +2,9 @@
 
 from typing import Annotated
 
+import msgspec
 import typer
 
-from kvrun.cli.admin import ask
 from kvrun.cli.options import (
     DEFAULT_CONFIG,
     AsJson,
@@ -14,6 +14,8 @@ from kvrun.cli.options import (
     read_config,
     table,
 )
+from kvrun.instance.handles import Reuse
+from kvrun.launch.admin import ask_daemon
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -42,13 +44,14 @@ def show(
 
     Example: kvrun requests show 3f2a9c0d5e7b41d8
     """
-    reuse = ask(read_config(config_file), "request", {"request_id": request_id})
+    answer = ask_daemon(read_config(config_file), "request", {"request_id": request_id})
+    reuse = msgspec.json.decode(answer, type=Reuse)
     if as_json:
         print_json(reuse)
         return
     rows = table("what", "count")
     for label, key in _ROWS:
-        rows.add_row(label, str(reuse[key]))
-    if reuse.get("denied"):
-        rows.add_row("refused by the daemon", reuse["denied"])
+        rows.add_row(label, str(getattr(reuse, key)))
+    if reuse.denied:
+        rows.add_row("refused by the daemon", reuse.denied)
     console().print(rows)

@@ -5,7 +5,6 @@ from typing import Any
 
 import msgspec
 
-from kvrun.cli.admin import ask
 from kvrun.cli.options import (
     DEFAULT_CONFIG,
     AsJson,
@@ -19,6 +18,7 @@ from kvrun.cli.options import (
 from kvrun.cli.up import RunningState
 from kvrun.config import KvrunConfig
 from kvrun.errors import KvrunError
+from kvrun.launch.admin import ask_daemon
 from kvrun.launch.processes import engine_url, gateway_url
 from kvrun.launch.readiness import http_answers
 
@@ -46,7 +46,7 @@ def collect(config: KvrunConfig) -> dict[str, Any]:
     running = read_state(config)
     instance: dict[str, Any] = {"ready": False}
     try:
-        instance = {"ready": True, **ask(config, "status")}
+        instance = {"ready": True, **msgspec.json.decode(ask_daemon(config, "status"))}
     except KvrunError as error:
         instance["reason"] = error.message
     pids = running.processes if running is not None else {}

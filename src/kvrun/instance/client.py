@@ -11,7 +11,7 @@ from pathlib import Path
 
 from kvrun.errors import KvrunError
 from kvrun.instance.connection import Connection, InstanceUnavailableError, make_hello
-from kvrun.instance.instance import SessionGrant
+from kvrun.instance.grant import SessionGrant
 from kvrun.instance.protocol import (
     AdminCall,
     AdminReply,

@@ -36,6 +36,8 @@ _MAX_QUEUED_BYTES = 32 * 1024 * 1024
 class InstanceUnavailableError(KvrunError):
     """The instance daemon cannot be reached, or it refused the connection."""
 
+    exit_code = 3
+
 
 class Connection:
     """One authenticated connection to the instance daemon."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import secrets
 import threading
-from base64 import urlsafe_b64encode
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -18,6 +17,7 @@ from kvrun.claims.claim import ClaimError
 from kvrun.claims.verify import ClaimVerifier, ReplayWindow
 from kvrun.errors import KvrunError
 from kvrun.instance.blocks import SessionBlocks
+from kvrun.instance.grant import SessionGrant
 from kvrun.instance.handles import Handle, HandleTable
 from kvrun.instance.journal import Journal
 from kvrun.instance.layout import EngineLayout, WorkerShape
@@ -26,14 +26,6 @@ from kvrun.keys.service import KeyService
 
 _MAX_HASH_BYTES = 64
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class SessionGrant:
-    """What a gateway needs to stamp a claim. Generation 0 is a stateless one-request salt."""
-
-    salt: str
-    generation: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +122,7 @@ class Instance:
             KvrunError: too many sessions (status 429) or keys that cannot be had.
         """
         if self.stateless:
-            return SessionGrant(urlsafe_b64encode(secrets.token_bytes(32)).decode().rstrip("="), 0)
+            return SessionGrant(secrets.token_urlsafe(32), 0)
         keys = self.keys.find(tenant, session)
         if keys is None:
             keys = self.keys.acquire(tenant, session)

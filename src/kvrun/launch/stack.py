@@ -15,9 +15,9 @@ import msgspec
 
 from kvrun.config import KvrunConfig, load_config
 from kvrun.gateway.apikeys import hash_api_key, make_api_key
-from kvrun.instance.client import AdminClient
 from kvrun.instance.handles import Reuse
 from kvrun.launch import prepare
+from kvrun.launch.admin import ask_daemon
 from kvrun.launch.client import Completion, complete
 from kvrun.launch.processes import (
     ENGINE,
@@ -176,9 +176,7 @@ class Stack:
         return {**os.environ, **self.options.settings}
 
     def _ask(self, operation: str, **arguments: str) -> bytes:
-        token = self.config.layout.admin_token.read_text().strip()
-        with AdminClient(self.config.instance_socket, token) as client:
-            return client.call(operation, arguments)
+        return ask_daemon(self.config, operation, arguments)
 
     def _spec(self, name: str, environment: Mapping[str, str]) -> ChildSpec:
         if name == ENGINE:
