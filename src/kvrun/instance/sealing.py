@@ -1,7 +1,7 @@
 """Worker threads that seal and open, pinned to CPUs, opening before sealing.
 
-A request waits for an open, nobody waits for a seal. Opens therefore run at normal priority,
-seals at the lowest, so that sealing takes the CPU time that the engine's compute leaves over.
+A request waits for an open, nobody waits for a seal. Opens therefore run at normal priority, seals
+below it, so that sealing gives way to the engine's compute.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 
-_SEAL_NICENESS = 19
+# Not lower: a sealing thread holds the interpreter's lock between its long steps. At 19, beside an
+# engine that kept every core busy, it was not run for 20 s, and nothing else in the daemon was.
+_SEAL_NICENESS = 5
 _log = logging.getLogger(__name__)
 
 Task = Callable[[], None]
