@@ -220,6 +220,9 @@ def _end(child: _Child) -> None:
     _kill_group(process)
     process.wait()
     child.ended = True
+    # Engines leave theirs behind.
+    for path in child.spec.sockets:
+        path.unlink(missing_ok=True)
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:
