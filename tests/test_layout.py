@@ -8,7 +8,7 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "kvrun"
 LAYERS = (
-    {"errors", "memlock", "process"},
+    {"errors", "filelock", "memlock", "process"},
     {"models", "config"},
     {"seal", "audit"},
     {"claims"},

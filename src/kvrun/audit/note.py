@@ -90,7 +90,7 @@ def parse_verifier_key(text: str) -> VerifierKey:
     if len(parts) != 3:
         raise NoteFormatError("a verifier key has the form name+key id+base64")
     name, key_id, material = parts
-    raw = _decode_base64(material)
+    raw = decode_base64(material)
     if len(raw) != 33 or raw[0] not in (ED25519, COSIGNATURE_V1):
         raise NoteFormatError(
             f"verifier key {name!r} has an unsupported type",
@@ -133,17 +133,8 @@ def check_key_name(name: str) -> str:
     return name
 
 
-def _parse_signature(line: bytes) -> NoteSignature:
-    fields = line[len(_DASH) :].decode().split(" ")
-    if not line.startswith(_DASH) or len(fields) != 2:
-        raise NoteFormatError("a signature line has the form: em dash, name, base64")
-    raw = _decode_base64(fields[1])
-    if len(raw) < 5:
-        raise NoteFormatError("a signature has a four-byte key id and at least one more byte")
-    return NoteSignature(check_key_name(fields[0]), raw[:4], raw[4:])
-
-
-def _decode_base64(text: str) -> bytes:
+def decode_base64(text: str) -> bytes:
+    """The bytes of standard base64 in its one canonical spelling. Raises NoteFormatError."""
     try:
         raw = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
@@ -152,3 +143,13 @@ def _decode_base64(text: str) -> bytes:
     if base64.b64encode(raw).decode() != text:
         raise NoteFormatError(f"not canonical base64: {text[:60]!r}")
     return raw
+
+
+def _parse_signature(line: bytes) -> NoteSignature:
+    fields = line[len(_DASH) :].decode().split(" ")
+    if not line.startswith(_DASH) or len(fields) != 2:
+        raise NoteFormatError("a signature line has the form: em dash, name, base64")
+    raw = decode_base64(fields[1])
+    if len(raw) < 5:
+        raise NoteFormatError("a signature has a four-byte key id and at least one more byte")
+    return NoteSignature(check_key_name(fields[0]), raw[:4], raw[4:])

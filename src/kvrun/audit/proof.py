@@ -4,14 +4,13 @@ Source: https://c2sp.org/tlog-proof. Files end in ``.tlog-proof``.
 """
 
 import base64
-import binascii
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvrun.audit.checkpoint import OpenedCheckpoint, open_checkpoint
 from kvrun.audit.errors import NoteFormatError
 from kvrun.audit.merkle import HASH_BYTES, leaf_hash, verify_inclusion
-from kvrun.audit.note import VerifierKey
+from kvrun.audit.note import VerifierKey, decode_base64
 
 HEADER = "c2sp.org/tlog-proof@v1"
 MAX_PATH = 64
@@ -49,13 +48,13 @@ def parse_proof(data: bytes) -> LogProof:
         raise NoteFormatError(f"a proof starts with the line {HEADER}")
     extra = b""
     if lines and lines[0].startswith("extra "):
-        extra = _base64(lines.pop(0)[6:])
+        extra = decode_base64(lines.pop(0)[6:])
     if not lines or not lines[0].startswith("index "):
         raise NoteFormatError("a proof has a line with the index of its record")
     number = lines.pop(0)[6:]
     if not number.isdigit() or len(number) > 16 or (number != "0" and number[0] == "0"):
         raise NoteFormatError(f"a proof's index is a decimal number, not {number[:40]!r}")
-    path = tuple(_base64(line) for line in lines)
+    path = tuple(decode_base64(line) for line in lines)
     if len(path) > MAX_PATH or any(len(item) != HASH_BYTES for item in path):
         raise NoteFormatError(f"a proof's path is at most {MAX_PATH} hashes of {HASH_BYTES} bytes")
     return LogProof(int(number), path, checkpoint, extra)
@@ -74,13 +73,3 @@ def check_proof(
     tree = opened.checkpoint
     included = verify_inclusion(leaf_hash(record), proof.index, tree.size, proof.path, tree.root)
     return opened if included else None
-
-
-def _base64(text: str) -> bytes:
-    try:
-        raw = base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError):
-        raise NoteFormatError(f"not standard base64: {text[:60]!r}") from None
-    if base64.b64encode(raw).decode() != text:
-        raise NoteFormatError(f"not canonical base64: {text[:60]!r}")
-    return raw

@@ -1,6 +1,5 @@
 """``kvrun up``: daemon, engine and gateway as one process tree."""
 
-import fcntl
 import os
 import signal
 import time
@@ -18,6 +17,7 @@ from rich.table import Table
 from kvrun.cli.options import DEFAULT_CONFIG, ConfigFile, console, read_config, table
 from kvrun.config import DataLayout, KvrunConfig
 from kvrun.errors import KvrunError
+from kvrun.filelock import FileTakenError, hold_file
 from kvrun.launch import prepare
 from kvrun.launch.processes import (
     ENGINE,
@@ -104,18 +104,14 @@ def run_up(config: KvrunConfig, config_file: Path, environment: Mapping[str, str
 @contextmanager
 def only_one(layout: DataLayout) -> Iterator[None]:
     """Hold the data folder for one ``kvrun up``. Raises AlreadyUpError."""
-    descriptor = os.open(layout.run / "up.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
-            raise AlreadyUpError(
-                f"`kvrun up` (process {holder or '?'}) runs on {layout.data_dir} already",
-                hint="stop it, or give this deployment another instance.data_dir",
-            ) from None
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+        descriptor = hold_file(layout.run / "up.lock", str(os.getpid()))
+    except FileTakenError as error:
+        raise AlreadyUpError(
+            f"`kvrun up` (process {error.holder or '?'}) runs on {layout.data_dir} already",
+            hint="stop it, or give this deployment another instance.data_dir",
+        ) from None
+    try:
         yield
     finally:
         os.close(descriptor)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import logging
 import os
 import signal
@@ -26,6 +25,7 @@ from kvrun.claims.claim import key_id_of
 from kvrun.claims.verify import ClaimVerifier
 from kvrun.config import KvrunConfig
 from kvrun.errors import KvrunError
+from kvrun.filelock import FileTakenError, hold_file
 from kvrun.instance.admin import AdminService
 from kvrun.instance.instance import Instance
 from kvrun.instance.journal import Journal
@@ -208,23 +208,18 @@ def _folder_lock(folder: Path) -> Iterator[None]:
     """Refuse a second daemon on one data folder."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(folder / "instance.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        descriptor = hold_file(folder / "instance.lock", str(os.getpid()))
+    except FileTakenError as error:
+        raise InstanceBusyError(
+            f"another instance daemon (process {error.holder or '?'}) works on {folder}",
+            hint="stop it, or give this one a data folder of its own",
+        ) from error
     except OSError as error:
         raise KvrunError(
             f"the data folder {folder} cannot be used: {error.strerror}",
             hint="instance.data_dir must be a folder that the daemon's user can write",
         ) from error
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
-            raise InstanceBusyError(
-                f"another instance daemon (process {holder or '?'}) works on {folder}",
-                hint="stop it, or give this one a data folder of its own",
-            ) from error
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, str(os.getpid()).encode(), 0)
         yield
     finally:
         os.close(descriptor)

@@ -1,10 +1,10 @@
 """Private folders: mode, ownership lock, and writes that survive a crash."""
 
-import fcntl
 import os
 import stat
 from pathlib import Path
 
+from kvrun.filelock import FileTakenError, hold_file
 from kvrun.keys.errors import FolderBusyError, FolderPermissionError, KeysError
 
 
@@ -16,18 +16,13 @@ class FolderLock:
 
     def __init__(self, folder: Path, *, purpose: str) -> None:
         self.path = folder / "lock"
-        self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.pread(self._descriptor, 200, 0).decode("ascii", "replace").strip()
-            os.close(self._descriptor)
+            self._descriptor = hold_file(self.path, f"process {os.getpid()} ({purpose})\n")
+        except FileTakenError as error:
             raise FolderBusyError(
-                f"The {purpose} folder {folder} is in use by {holder or 'another process'}",
+                f"The {purpose} folder {folder} is in use by {error.holder or 'another process'}",
                 hint="One service per folder: stop the other one or use another folder.",
             ) from None
-        os.ftruncate(self._descriptor, 0)
-        os.pwrite(self._descriptor, f"process {os.getpid()} ({purpose})\n".encode(), 0)
 
     def close(self) -> None:
         """Let the folder go; calling it again does nothing."""
