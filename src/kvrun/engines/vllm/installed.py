@@ -5,7 +5,10 @@ from dataclasses import dataclass
 
 from kvrun.errors import KvrunError
 
-SUPPORTED = "0.32"
+SUPPORTED_MINOR = (0, 32)
+"""The one minor release whose offloading interfaces the adapter uses."""
+SUPPORTED = ".".join(map(str, SUPPORTED_MINOR))
+SUPPORTED_RANGE = f">={SUPPORTED},<{SUPPORTED_MINOR[0]}.{SUPPORTED_MINOR[1] + 1}"
 
 
 class EngineMissingError(KvrunError):
@@ -25,7 +28,12 @@ class InstalledEngine:
     @property
     def supported(self) -> bool:
         """Whether kvrun was written for this minor release."""
-        return self.version == SUPPORTED or self.version.startswith(f"{SUPPORTED}.")
+        return is_supported(self.version)
+
+
+def is_supported(version: str) -> bool:
+    """Whether kvrun was written for this version of vLLM."""
+    return version == SUPPORTED or version.startswith(f"{SUPPORTED}.")
 
 
 def installed_engine() -> InstalledEngine | None:
@@ -50,6 +58,6 @@ def require_engine() -> InstalledEngine:
     if not engine.supported:
         raise EngineMissingError(
             f"{engine.distribution} {engine.version} is installed; kvrun works with {SUPPORTED}.*",
-            hint=f'pip install "{engine.distribution}>={SUPPORTED},<0.33"',
+            hint=f'pip install "{engine.distribution}{SUPPORTED_RANGE}"',
         )
     return engine
