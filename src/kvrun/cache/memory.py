@@ -35,7 +35,8 @@ class CellOwner(Protocol):
     """Whoever owns listed cells; accounting needs only its tenant."""
 
     @property
-    def tenant_ref(self) -> str: ...
+    def tenant_ref(self) -> str:
+        """The pseudonym of the tenant."""
 
 
 @dataclass(slots=True)

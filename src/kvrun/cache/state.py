@@ -38,10 +38,15 @@ class BlockOwner(Protocol):
     """A session, as the shared state sees it."""
 
     @property
-    def tenant_ref(self) -> str: ...
+    def tenant_ref(self) -> str:
+        """The pseudonym of the tenant."""
+
     @property
-    def session_ref(self) -> str: ...
-    def forget_cell_locked(self, name: bytes) -> None: ...
+    def session_ref(self) -> str:
+        """The pseudonym of the session."""
+
+    def forget_cell_locked(self, name: bytes) -> None:
+        """A cell of this session was taken away; the index lock is held."""
 
 
 @dataclass(slots=True)

@@ -23,7 +23,8 @@ _log = logging.getLogger(__name__)
 class PersistTarget(Protocol):
     """The session that a waiting block belongs to; it asks, writes and unpins."""
 
-    def persist(self, blocks: "Sequence[WaitingBlock]") -> None: ...
+    def persist(self, blocks: "Sequence[WaitingBlock]") -> None:
+        """Write these blocks to disk and unpin their cells."""
 
 
 @dataclass(frozen=True, slots=True)

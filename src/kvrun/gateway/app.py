@@ -82,6 +82,7 @@ class GatewayParts:
             self.directory.invalidate(tenant, session)
 
     async def close(self) -> None:
+        """Let the daemon go."""
         if self.link is not None:
             await self.link.close()
 

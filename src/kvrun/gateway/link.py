@@ -15,11 +15,14 @@ class InstanceClient(SessionGranter, Protocol):
     """``kvrun.instance.client.AsyncInstanceClient`` as far as the gateway uses it."""
 
     @property
-    def connected(self) -> bool: ...
+    def connected(self) -> bool:
+        """Whether the daemon can be asked now."""
 
-    async def start(self, *, timeout_s: float) -> None: ...
+    async def start(self, *, timeout_s: float) -> None:
+        """Connect for the first time. Raises KvrunError when that fails within ``timeout_s``."""
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """Close the connection."""
 
 
 class InstanceLink:
@@ -32,14 +35,17 @@ class InstanceLink:
 
     @property
     def workspace(self) -> str:
+        """The workspace that the daemon serves; only after a grant."""
         return self._started.workspace
 
     @property
     def deployment(self) -> str:
+        """The deployment that the daemon serves; only after a grant."""
         return self._started.deployment
 
     @property
     def connected(self) -> bool:
+        """Whether the daemon can be asked now."""
         return self._client is not None and self._client.connected
 
     async def open_session(self, tenant: str, session: str) -> SessionGrant:
@@ -57,6 +63,7 @@ class InstanceLink:
         return self._client
 
     async def close(self) -> None:
+        """Close the connection, if there is one."""
         if self._client is not None:
             await self._client.close()
             self._client = None

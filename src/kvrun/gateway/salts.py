@@ -21,7 +21,8 @@ class SessionGrant(Protocol):
     """What the daemon says about an open session."""
 
     @property
-    def salt(self) -> str: ...
+    def salt(self) -> str:
+        """The prefix-cache salt: 43 characters of base64url."""
 
     @property
     def generation(self) -> int:
@@ -32,10 +33,12 @@ class SessionGranter(Protocol):
     """The daemon, as far as the gateway needs it."""
 
     @property
-    def workspace(self) -> str: ...
+    def workspace(self) -> str:
+        """The workspace that it serves."""
 
     @property
-    def deployment(self) -> str: ...
+    def deployment(self) -> str:
+        """The deployment that it serves."""
 
     async def open_session(self, tenant: str, session: str) -> SessionGrant:
         """Raises a KvrunError of status 429 beyond the tenant's limit of sessions."""
@@ -62,6 +65,7 @@ class SessionDirectory:
 
     @property
     def granter(self) -> SessionGranter:
+        """Whom it asks."""
         return self._granter
 
     def cached(self, tenant: str, session: str) -> SessionGrant | None:

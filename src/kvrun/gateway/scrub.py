@@ -43,6 +43,7 @@ class EventScrubber:
         self._rest = b""
 
     def feed(self, chunk: bytes) -> bytes:
+        """The complete events so far, scrubbed. Raises GatewayError 502 for an endless one."""
         if not self._rest and chunk.endswith(b"\n\n"):
             return chunk if _MARK not in chunk else _scrub_events(chunk)
         data = self._rest + chunk

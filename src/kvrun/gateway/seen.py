@@ -15,7 +15,8 @@ class SeenTenant(Protocol):
     """Whether a tenant was ever named."""
 
     @property
-    def seen(self) -> bool: ...
+    def seen(self) -> bool:
+        """Whether one was named, now or before a restart."""
 
     def mark(self) -> None:
         """A tenant was named. Cheap after the first time."""
@@ -28,6 +29,7 @@ class MemorySeenTenant:
         self.seen = False
 
     def mark(self) -> None:
+        """A tenant was named."""
         self.seen = True
 
 
@@ -43,6 +45,7 @@ class FileSeenTenant:
             raise GatewayConfigError(f"cannot use state_dir {folder}: {error.strerror}") from None
 
     def mark(self) -> None:
+        """A tenant was named; durable when this returns. Raises OSError where it cannot be."""
         if self.seen:
             return
         self.seen = True

@@ -63,18 +63,23 @@ class FileRoot:
 
     @property
     def facts(self) -> RootFacts:
+        """What this root is."""
         return self._facts
 
     def wrap(self, context: bytes, secret: memoryview) -> bytes:
+        """See :meth:`Root.wrap`."""
         return self._wrapper().wrap(context, secret)
 
     def unwrap_into(self, context: bytes, wrapped: bytes, out: memoryview) -> None:
+        """See :meth:`Root.unwrap_into`."""
         self._wrapper().unwrap_into(context, wrapped, out)
 
     def epochs(self) -> tuple[int, ...]:
+        """Numbers of the live epoch keys in rising order."""
         return tuple(sorted(self._epochs))
 
     def create_epoch(self, epoch: int) -> None:
+        """See :meth:`Root.create_epoch`."""
         problem = check_next_epoch(self.epochs(), epoch)
         if problem:
             raise RootError(problem)
@@ -89,6 +94,7 @@ class FileRoot:
         self._epochs[epoch] = slot
 
     def load_epoch(self, epoch: int, out: memoryview) -> None:
+        """See :meth:`Root.load_epoch`."""
         record = self._slots.read(self._slot_of(epoch))
         if record is None:
             raise EpochGoneError(f"Epoch {epoch} has vanished from {self._folder}")
@@ -99,12 +105,14 @@ class FileRoot:
             raise RootError(f"Epoch {epoch} in {self._folder} does not open: {error}") from None
 
     def destroy_epoch(self, epoch: int) -> EpochEvidence:
+        """Overwrite the epoch key; EpochGoneError when there is none."""
         way = self._slots.erase([self._slot_of(epoch)])
         del self._epochs[epoch]
         method = f"slot overwritten in place, fdatasync, read back {way.value}"
         return EpochEvidence("file", epoch, self._facts.claim, method)
 
     def close(self) -> None:
+        """Zero what is in memory and let the files go."""
         self._slots.close()
         self._key.release()
         self._spare.release()

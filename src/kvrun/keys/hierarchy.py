@@ -97,9 +97,11 @@ class TagIndex:
         self._state = HMAC(key, SHA256())
 
     def tenant_tag(self, tenant: str) -> bytes:
+        """The tag of a tenant, 16 bytes."""
         return _finish(self._state, prefixed(b"tenant", tenant.encode("ascii")))[:TAG_BYTES]
 
     def session_tag(self, tenant: str, session: str) -> bytes:
+        """The tag of a session, 16 bytes."""
         text = prefixed(b"session", tenant.encode("ascii"), session.encode("ascii"))
         return _finish(self._state, text)[:TAG_BYTES]
 

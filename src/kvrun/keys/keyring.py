@@ -95,6 +95,7 @@ class Keyring:
 
     @property
     def store(self) -> RingStore:
+        """The slot file, root and upper keys below this ring."""
         return self._store
 
     @property
@@ -103,16 +104,20 @@ class Keyring:
         return self._epoch.epoch
 
     def tenants(self) -> list[TenantEntry]:
+        """Every tenant with a key."""
         return list(self._tenants.values())
 
     def sessions(self) -> list[SessionEntry]:
+        """Every session with a key."""
         return [entry for tenant in self._tenants.values() for entry in tenant.sessions.values()]
 
     def find_tenant(self, tenant: str) -> TenantEntry | None:
+        """The tenant, if it has a key."""
         self._check()
         return self._tenants.get(self._epoch.tags.tenant_tag(tenant))
 
     def find(self, tenant: str, session: str) -> SessionEntry | None:
+        """The session, if it has a key."""
         entry = self.find_tenant(tenant)
         if entry is None:
             return None

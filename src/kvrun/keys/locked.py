@@ -46,6 +46,7 @@ class LockedBuffer:
 
     @property
     def closed(self) -> bool:
+        """Whether :meth:`close` was called."""
         return self._map.closed
 
     def wipe(self) -> None:
@@ -92,6 +93,7 @@ class Secret:
 
     @property
     def wiped(self) -> bool:
+        """Whether :meth:`wipe` was called."""
         return self._arena is _NO_ARENA
 
     def wipe(self) -> None:
@@ -135,6 +137,7 @@ class SecretArena:
 
     @property
     def protection(self) -> Protection:
+        """The weakest protection that any of its pages got."""
         order = list(Protection)
         return max((chunk.protection for chunk in self._chunks), key=order.index)
 

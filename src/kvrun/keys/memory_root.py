@@ -29,18 +29,23 @@ class MemoryRoot:
 
     @property
     def facts(self) -> RootFacts:
+        """What this root is."""
         return self._facts
 
     def wrap(self, context: bytes, secret: memoryview) -> bytes:
+        """See :meth:`Root.wrap`."""
         return self._wrapper().wrap(context, secret)
 
     def unwrap_into(self, context: bytes, wrapped: bytes, out: memoryview) -> None:
+        """See :meth:`Root.unwrap_into`."""
         self._wrapper().unwrap_into(context, wrapped, out)
 
     def epochs(self) -> tuple[int, ...]:
+        """Numbers of the live epoch keys in rising order."""
         return tuple(sorted(self._epochs))
 
     def create_epoch(self, epoch: int) -> None:
+        """See :meth:`Root.create_epoch`."""
         problem = check_next_epoch(self.epochs(), epoch)
         if problem:
             raise RootError(problem)
@@ -49,14 +54,17 @@ class MemoryRoot:
         self._epochs[epoch] = secret
 
     def load_epoch(self, epoch: int, out: memoryview) -> None:
+        """See :meth:`Root.load_epoch`."""
         out[:] = self._live(epoch).view
 
     def destroy_epoch(self, epoch: int) -> EpochEvidence:
+        """Zero the epoch key; EpochGoneError when there is none."""
         self._live(epoch).wipe()
         del self._epochs[epoch]
         return EpochEvidence("memory", epoch, self._facts.claim, "zeroed in memory")
 
     def close(self) -> None:
+        """Zero everything: what was wrapped here opens nowhere any more."""
         self._epochs.clear()
         self._arena.close()
 

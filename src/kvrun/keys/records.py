@@ -41,6 +41,7 @@ class KeyHeader:
     used_us: int
 
     def pack(self) -> bytes:
+        """The header's bytes."""
         return _HEADER.pack(
             self.key_id,
             self.parent_id,
@@ -53,6 +54,7 @@ class KeyHeader:
 
     @classmethod
     def unpack(cls, packed: bytes) -> "KeyHeader":
+        """The header in exactly 80 bytes."""
         return cls(*_HEADER.unpack(packed))
 
 
@@ -81,6 +83,7 @@ class KeyringState:
     deployment: str
 
     def pack(self) -> bytes:
+        """The state record's body."""
         names = b"".join(
             struct.pack(">B", len(name)) + name.encode("ascii")
             for name in (self.workspace, self.deployment)
@@ -92,6 +95,7 @@ class KeyringState:
 
     @classmethod
     def unpack(cls, body: memoryview) -> "KeyringState":
+        """The state in a record's body. Raises SlotFileError."""
         try:
             keyring_id, root_id, mark, persistent = _STATE.unpack_from(body)
             rest = bytes(body[_STATE.size :])
@@ -116,6 +120,7 @@ def pack_tombstone(epoch: int) -> bytes:
 
 
 def tombstone_epoch(body: memoryview) -> int:
+    """The epoch in a tombstone. Raises SlotFileError."""
     if len(body) != _TOMBSTONE.size:
         raise SlotFileError(f"A tombstone has {_TOMBSTONE.size} bytes, not {len(body)}")
     return int(_TOMBSTONE.unpack(body)[0])
@@ -130,6 +135,7 @@ def put_name(target: memoryview, name: str) -> None:
 
 
 def get_name(source: memoryview) -> str:
+    """The id that :func:`put_name` wrote."""
     return bytes(source[1 : 1 + source[0]]).decode("ascii")
 
 

@@ -68,10 +68,12 @@ class RecoveryReport:
 
 
 def seconds(microseconds: int) -> float:
+    """A record's time as seconds since 1970."""
     return microseconds / 1e6
 
 
 def microseconds(time: float) -> int:
+    """Seconds since 1970 as a record holds them."""
     return max(0, round(time * 1e6))
 
 

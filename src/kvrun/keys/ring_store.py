@@ -45,6 +45,7 @@ class EpochKeys:
         return self._deriver.wrapper(tenant_key, tenant_id)
 
     def close(self) -> None:
+        """Zero the epoch's keys."""
         self._secret.wipe()
 
 
@@ -77,6 +78,7 @@ class RingStore:
 
     @property
     def deployment_key(self) -> memoryview:
+        """The deployment key, 32 bytes in locked memory."""
         return self._deployment.view
 
     @property
@@ -161,6 +163,7 @@ class RingStore:
             raise RootError(f"Epoch {number} does not open: {error}") from None
 
     def wipe_payloads(self) -> None:
+        """Zero the buffers through which payloads of slots pass."""
         self.tenant_payload[:] = bytes(TENANT_PAYLOAD_BYTES)
         self.session_payload[:] = bytes(SESSION_PAYLOAD_BYTES)
 
@@ -170,6 +173,7 @@ class RingStore:
         self._close_memory()
 
     def random_id(self) -> bytes:
+        """A fresh random id, 16 bytes."""
         fresh = bytearray(ID_BYTES)
         self.random_into(memoryview(fresh))
         return bytes(fresh)

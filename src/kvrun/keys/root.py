@@ -44,7 +44,8 @@ class Root(Protocol):
     """
 
     @property
-    def facts(self) -> RootFacts: ...
+    def facts(self) -> RootFacts:
+        """What this root is."""
 
     def wrap(self, context: bytes, secret: memoryview) -> bytes:
         """Wrap a key (32 bytes) under the root key; at most 380 bytes come back."""

@@ -131,10 +131,12 @@ class KeyService:
 
     @property
     def epoch(self) -> int:
+        """Number of the live epoch."""
         return self._ring.epoch
 
     @property
     def recovery(self) -> RecoveryReport:
+        """What opening the folder had to finish or repair."""
         return self._ring.recovery
 
     def acquire(self, tenant: str, session: str) -> SessionKeys:

@@ -51,6 +51,7 @@ class PublicKeyRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel")
     revoked_at: int | None = None
 
     def key(self) -> Ed25519PublicKey:
+        """The key itself."""
         return Ed25519PublicKey.from_public_bytes(_decode(self.public_key))
 
 
@@ -78,6 +79,7 @@ class SigningKey:
         return None
 
     def public(self) -> PublicKeyRecord:
+        """What others need to verify its signatures."""
         return PublicKeyRecord(
             version=VERSION,
             key_id=self.key_id,

@@ -45,22 +45,30 @@ class ReadBack(Enum):
 class SlotIO(Protocol):
     """The file operations below a slot file; tests put a lossy disk here."""
 
-    def pread_into(self, descriptor: int, target: memoryview, offset: int) -> int: ...
-    def pwrite(self, descriptor: int, data: bytes | memoryview, offset: int) -> None: ...
-    def sync(self, descriptor: int) -> None: ...
+    def pread_into(self, descriptor: int, target: memoryview, offset: int) -> int:
+        """Read into ``target``; the number of bytes that came."""
+
+    def pwrite(self, descriptor: int, data: bytes | memoryview, offset: int) -> None:
+        """Write all of ``data``. Raises OSError."""
+
+    def sync(self, descriptor: int) -> None:
+        """Make what was written durable (fdatasync). Raises OSError."""
 
 
 class OsSlotIO:
     """The operating system's calls."""
 
     def pread_into(self, descriptor: int, target: memoryview, offset: int) -> int:
+        """preadv(2)."""
         return os.preadv(descriptor, [target], offset)
 
     def pwrite(self, descriptor: int, data: bytes | memoryview, offset: int) -> None:
+        """pwrite(2); a short write is an OSError."""
         if os.pwrite(descriptor, data, offset) != len(data):
             raise OSError("short write to a slot file")
 
     def sync(self, descriptor: int) -> None:
+        """fdatasync(2)."""
         os.fdatasync(descriptor)
 
 
