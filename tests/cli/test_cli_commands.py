@@ -200,6 +200,18 @@ def test_asking_a_daemon_that_died_and_left_its_token_is_the_same_status(deploym
     assert "kvrun up" in done.stderr
 
 
+@pytest.mark.parametrize("columns", [60, 200])
+def test_help_fits_the_terminal_and_100_columns(columns: int) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "kvrun", "verify", "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "COLUMNS": str(columns)},
+    )
+    assert max(map(len, done.stdout.splitlines())) <= min(columns, 100)
+
+
 def test_doctor_answers_line_by_line(deployment: Path) -> None:
     answer = json.loads(run("doctor", "--json", cwd=deployment).stdout)
     names = {check["name"] for check in answer["checks"]}

@@ -96,7 +96,9 @@ def keys(as_json: AsJson = False) -> None:
 @app.command()
 def index(
     as_json: AsJson = False,
-    blocks: Annotated[int, typer.Option(min=1, max=10_000_000)] = 100_000,
+    blocks: Annotated[
+        int, typer.Option(min=1, max=10_000_000, help="Blocks to put into the index.")
+    ] = 100_000,
 ) -> None:
     """Memory that the index takes for one block that is in memory and on disk.
 

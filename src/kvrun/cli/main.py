@@ -1,9 +1,11 @@
 """``kvrun``: the command line's root, and how errors become text and an exit status."""
 
+import shutil
 import sys
 from typing import Annotated, Any
 
 import typer
+from typer import rich_utils
 from typer.core import TyperGroup
 
 from kvrun import __version__
@@ -20,6 +22,7 @@ from kvrun.cli import (
     up,
     verify,
 )
+from kvrun.cli.options import WIDTH
 from kvrun.errors import KvrunError
 
 
@@ -46,6 +49,8 @@ app = typer.Typer(
 
 def main() -> None:
     """The console script's entry point."""
+    # Help as wide as everything else that is printed; typer itself fills any terminal.
+    rich_utils.MAX_WIDTH = min(WIDTH, shutil.get_terminal_size().columns)
     app()
 
 
