@@ -57,6 +57,7 @@ class GovernedManager(OffloadingManager):
         self._positions = {group_id: position for position, group_id in enumerate(group_ids)}
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
+        """Whether the daemon holds a block; RETRY while the admission is not decided."""
         admission = self.admissions.get(req_context.req_id)
         if admission is None or admission.state is State.DENIED:
             return LookupResult.MISS
@@ -68,6 +69,7 @@ class GovernedManager(OffloadingManager):
         return LookupResult.HIT
 
     def get_load_source(self, key: OffloadKey, req_context: ReqContext) -> CacheHitSource:
+        """Where a hit comes from, for vLLM's own counters."""
         admission = self.admissions.get(req_context.req_id)
         ref = self._ref(key, req_context)
         if admission is not None and ref is not None:
@@ -76,6 +78,7 @@ class GovernedManager(OffloadingManager):
         return CacheHitSource.EXTERNAL_UNSPECIFIED
 
     def prepare_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> LoadStoreSpec:
+        """The blocks to open, under the request's handle."""
         admission = self.admissions.get(req_context.req_id)
         handle = admission.handle if admission is not None else 0
         return GovernedSpec(handle, self._refs(keys, req_context))
@@ -83,6 +86,7 @@ class GovernedManager(OffloadingManager):
     def prepare_store(
         self, keys: Collection[OffloadKey], req_context: ReqContext
     ) -> PrepareStoreOutput | None:
+        """The blocks to seal: those the daemon does not hold, each once a request."""
         admission = self.admissions.get(req_context.req_id)
         if admission is None or not admission.may_store:
             return PrepareStoreOutput([], GovernedSpec(0, ()), [])
@@ -100,15 +104,18 @@ class GovernedManager(OffloadingManager):
         return PrepareStoreOutput(wanted, GovernedSpec(admission.handle, refs), [])
 
     def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
+        """Nothing of its own: the connector asked for the admission."""
         return RequestOffloadingContext()
 
     def on_request_finished(self, req_context: ReqContext) -> None:
+        """Give the request's handle back."""
         self.admissions.finish(req_context.req_id)
 
     def reset_cache(self) -> None:
         """vLLM forgets its pages; the daemon's sealed blocks stay valid and are found again."""
 
     def shutdown(self) -> None:
+        """Close the connection to the daemon."""
         self.admissions.close()
 
     def _refs(self, keys: Collection[OffloadKey], context: ReqContext) -> list[BlockRef]:

@@ -42,6 +42,7 @@ class KvrunOffloadingSpec(OffloadingSpec):
         self.transfers: Transfers | None = None
 
     def get_manager(self) -> OffloadingManager:
+        """The scheduler's half. Raises InstanceUnavailableError without a daemon."""
         hello = self._hello(Role.SCHEDULER)
         reconnector = Reconnector(self.settings.socket, hello)
         connection = reconnector.first(START_TIMEOUT_S)
@@ -54,6 +55,7 @@ class KvrunOffloadingSpec(OffloadingSpec):
         )
 
     def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
+        """A worker's half. Raises InstanceUnavailableError without a daemon."""
         tensors = [canonical.tensor for canonical in kv_caches.tensors]
         refs = [
             [(ref.tensor_idx, ref.page_size_bytes) for ref in group]

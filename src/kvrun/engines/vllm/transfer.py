@@ -27,11 +27,16 @@ class Block(Protocol):
     """What a transfer needs to know of a block (see ``manager.BlockRef``)."""
 
     @property
-    def block_hash(self) -> bytes: ...
+    def block_hash(self) -> bytes:
+        """The engine's hash of the token chain up to the block's end."""
+
     @property
-    def group(self) -> int: ...
+    def group(self) -> int:
+        """Position of the block's KV cache group."""
+
     @property
-    def index(self) -> int: ...
+    def index(self) -> int:
+        """Position of the block in its group, from the prompt's start."""
 
 
 @dataclass(slots=True)
@@ -94,11 +99,6 @@ class Transfers:
         # Slots of loads that ended before the daemon gave them back.
         self._left_behind: dict[int, tuple[Block, int]] = {}
         self._done: list[Done] = []
-
-    @property
-    def loading(self) -> bool:
-        """Whether a load is in flight."""
-        return bool(self._loads)
 
     def store(self, job: int, handle: int, blocks: Sequence[tuple[Block, int]]) -> None:
         """Seal blocks: ``(block, page number)`` pairs. Blocks that find no slot wait for one."""

@@ -29,16 +29,19 @@ class GovernedWorker(OffloadingWorker):
     def submit_store(
         self, job_id: int, src_spec: GPULoadStoreSpec, dst_spec: LoadStoreSpec
     ) -> bool:
+        """Seal pages; always True: what cannot be stored is dropped."""
         assert isinstance(dst_spec, GovernedSpec)
         self._transfers.store(job_id, dst_spec.handle, _pairs(dst_spec, src_spec))
         return True
 
     def submit_load(self, job_id: int, src_spec: LoadStoreSpec, dst_spec: GPULoadStoreSpec) -> bool:
+        """Open blocks into pages; always True: what cannot be loaded is computed."""
         assert isinstance(src_spec, GovernedSpec)
         self._transfers.load(job_id, src_spec.handle, _pairs(src_spec, dst_spec))
         return True
 
     def get_finished(self) -> list[TransferResult]:
+        """The transfers that ended since the last call."""
         results = []
         for done in self._transfers.poll(self.idle_wait_s):
             if done.failed:
@@ -47,9 +50,11 @@ class GovernedWorker(OffloadingWorker):
         return results
 
     def wait(self, job_ids: set[int]) -> None:
+        """The pages of these stores are about to change: copy them out now or drop them."""
         self._transfers.settle_stores(job_ids)
 
     def shutdown(self) -> None:
+        """Forget everything and close the channel."""
         self._transfers.close()
 
 
