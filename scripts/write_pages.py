@@ -29,7 +29,7 @@ for scripts. Errors are text on standard error: what was wrong, then what to do.
 | 2 | the configuration or an argument is not allowed |
 | 3 | something needed is missing or taken: a daemon, a port, a model, an engine |
 | 4 | a process of `kvrun up` did not start or ended by itself |
-| 130 | `kvrun demo` was interrupted while processes started; `kvrun up` that is told to stop ends with 0 |
+| 130 | `kvrun demo` was interrupted while starting; a `kvrun up` that is told to stop ends with 0 |
 """
 
 CONFIG_HEAD = """# Configuration
