@@ -1,10 +1,13 @@
 """The packages' order: an import points down or stays inside, and every module says what it is."""
 
 import ast
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+import kvrun
 
 SOURCE = Path(__file__).parents[1] / "src" / "kvrun"
 LAYERS = (
@@ -117,3 +120,8 @@ def test_every_module_says_what_it_is(file: Path) -> None:
 @pytest.mark.parametrize("file", FILES, ids=_module)
 def test_no_module_grows_beyond_400_lines(file: Path) -> None:
     assert len(file.read_text(encoding="utf-8").splitlines()) <= 400
+
+
+def test_the_package_has_one_version() -> None:
+    project = tomllib.loads((SOURCE.parents[1] / "pyproject.toml").read_text(encoding="utf-8"))
+    assert project["project"]["version"] == kvrun.__version__
