@@ -347,3 +347,11 @@ def test_two_daemons_do_not_share_a_folder(daemon: Daemon) -> None:
     assert second.wait(timeout=30) != 0
     assert "another instance daemon" in daemon.log.read_text()
     assert daemon.admin("status")
+
+
+def test_the_status_says_whether_staging_memory_is_locked(
+    daemon: Daemon, engine: HandEngine
+) -> None:
+    status = daemon.admin("status")
+    assert isinstance(status, dict)
+    assert status["protections"]["staging"] in ("locked", "not locked")

@@ -46,7 +46,7 @@ class AdminService:
     ) -> None:
         self._instance = instance
         self._audit_size = audit_size
-        self._protections = dict(protections)
+        self.protections = dict(protections)
         self.on_erased: Callable[[str, str | None], None] = lambda *_: None
         self._operations: dict[str, Callable[[Mapping[str, str]], object]] = {
             "status": self._status,
@@ -83,7 +83,7 @@ class AdminService:
             audit_available=instance.journal.available,
             audit_records=self._audit_size(),
             cache=instance.cache.stats(),
-            protections=self._protections,
+            protections=self.protections,
         )
 
     def _erase_session(self, arguments: Mapping[str, str]) -> list[ErasedSession]:

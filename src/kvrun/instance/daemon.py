@@ -171,6 +171,7 @@ def _open_instance(
                 "process": "not dumpable" if hardened.complete else "core dumps are possible",
                 "keys": keys.protection.value,
                 "erasure": f"{root.facts.claim.value}: {root.facts.reason}",
+                "staging": "no engine is connected",
                 "memory_tier": "locked" if memory.locked else f"not locked: {memory.lock_error}",
             },
         )

@@ -185,6 +185,7 @@ class InstanceServer:
                         hint="raise RLIMIT_MEMLOCK (ulimit -l) for the daemon",
                     )
                 _log.warning("staging memory is not locked: it may be swapped out")
+            self._admin.protections["staging"] = "locked" if region.locked else "not locked"
             self._links[peer] = WorkerLink(layout, shape, region, peer.send_soon)
             peer.send_with_fd(self._welcome(slot_bytes, slots), fd)
         finally:

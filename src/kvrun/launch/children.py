@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kvrun.config import KvrunConfig, load_config
 from kvrun.launch.secrets import gateway_secrets, instance_secrets
-from kvrun.process import PARENT_VARIABLE, end_with_parent
+from kvrun.process import PARENT_VARIABLE, end_with_parent, harden_process
 
 
 def run_instance(config_file: Path, environment: Mapping[str, str]) -> None:
@@ -31,6 +31,7 @@ def run_gateway(config_file: Path, environment: Mapping[str, str]) -> None:
 
 def _begin(config_file: Path, environment: Mapping[str, str]) -> KvrunConfig:
     end_with_parent(environment.get(PARENT_VARIABLE))
+    harden_process()  # before any secret is read
     config = load_config(config_file, environment)
     logging.basicConfig(
         level=config.instance.log_level.upper(),
