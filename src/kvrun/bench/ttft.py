@@ -20,7 +20,7 @@ from kvrun.bench.paired import Goal, compare_pairs
 from kvrun.bench.report import Report, Row, ratio_row
 from kvrun.launch.stack import Stack, StackOptions
 
-DEFAULT_ROUNDS = ((4_000, 21), (16_000, 9), (30_000, 7))
+DEFAULT_ROUNDS = ((4_000, 15), (16_000, 7), (30_000, 7))
 CONTEXT_WINDOW = 32_000
 _RELOADS = 3
 _COLD_GOAL = Goal(1.03, at_most=True)
