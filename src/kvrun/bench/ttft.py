@@ -16,11 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvrun.bench.machine import describe_commit, describe_machine
-from kvrun.bench.paired import Goal, compare_pairs
+from kvrun.bench.paired import MIN_PAIRS, Goal, compare_pairs
 from kvrun.bench.report import Report, Row, ratio_row
 from kvrun.launch.stack import Stack, StackOptions
 
-DEFAULT_ROUNDS = ((4_000, 15), (16_000, 7), (30_000, 7))
+DEFAULT_TOKENS = (4_000, 16_000, 30_000)
+_SHORT_PROMPT_TOKENS, _SHORT_ROUNDS = 8_000, 15
 CONTEXT_WINDOW = 32_000
 _RELOADS = 3
 _COLD_GOAL = Goal(1.03, at_most=True)
@@ -32,9 +33,9 @@ _VOCABULARY = range(300, 1000)
 
 @dataclass(frozen=True, slots=True)
 class TtftSettings:
-    """``rounds``: (prompt tokens, rounds) pairs. ``model``: a folder or one of kvrun's names."""
+    """``tokens``: prompt lengths. ``model``: a folder or one of kvrun's names."""
 
-    rounds: tuple[tuple[int, int], ...] = DEFAULT_ROUNDS
+    tokens: tuple[int, ...] = DEFAULT_TOKENS
     model: str = "tiny"
     seed: int = 0
 
@@ -64,7 +65,9 @@ def run_ttft_bench(
         )
         for stack in (plain, governed, unsealed):
             _ask(stack, _prompt(rng, 2_000))
-        for tokens, rounds in settings.rounds:
+        for tokens in settings.tokens:
+            # Short prompts are noisier and cheaper.
+            rounds = _SHORT_ROUNDS if tokens <= _SHORT_PROMPT_TOKENS else MIN_PAIRS
             times = _Times()
             for number in range(rounds):
                 progress(f"{tokens} tokens, round {number + 1} of {rounds}")

@@ -38,21 +38,25 @@ def seal(
 @app.command()
 def ttft(
     as_json: AsJson = False,
-    quick: Annotated[bool, typer.Option("--quick", help="7 rounds of 4,000 tokens only.")] = False,
+    tokens: Annotated[
+        list[int] | None,
+        typer.Option(min=1000, max=31_000, help="Prompt length; repeatable. Usual: 4k, 16k, 30k."),
+    ] = None,
     model: Annotated[str, typer.Option(help='Folder or "tiny"; all stacks serve it.')] = "tiny",
 ) -> None:
     """Time to first token with the governed cache against plain vLLM, and reload against cold.
 
     Starts three engines; takes some 20 minutes and 12 GiB of memory on two cores.
 
-    Example: kvrun bench ttft --quick --json
+    Example: kvrun bench ttft --tokens 4000 --json
     """
-    from kvrun.bench.ttft import DEFAULT_ROUNDS, TtftSettings, run_ttft_bench
+    from kvrun.bench.ttft import DEFAULT_TOKENS, TtftSettings, run_ttft_bench
 
-    rounds = ((4_000, MIN_PAIRS),) if quick else DEFAULT_ROUNDS
     status = Console(stderr=True).status("starting")
     with status:
-        report = run_ttft_bench(TtftSettings(rounds=rounds, model=model), status.update)
+        report = run_ttft_bench(
+            TtftSettings(tokens=tuple(tokens or DEFAULT_TOKENS), model=model), status.update
+        )
     finish(report, as_json)
 
 
