@@ -29,6 +29,10 @@ for package in "${need[@]}"; do
       ;;
   esac
 done
+if ! nvidia-smi -L 2>/dev/null | grep -q GPU; then
+  markers="$markers and not cuda"
+  echo "left out: tests marked cuda (they need an NVIDIA GPU)"
+fi
 if [[ $(id -u) != 0 ]]; then
   markers="$markers and not root"
   echo "left out: tests marked root (they read raw memory and mount loop devices)"

@@ -118,7 +118,7 @@ def test_a_page_longer_than_its_row_is_refused():
         CpuPageCopier(tensors(), [[(0, PAGE + 1)]], memoryview(bytearray(4096)))
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.cuda
 def test_cuda_scatter_undoes_gather():
     kv = tensors("cuda")
     staging = torch.zeros(1 << 20, dtype=torch.uint8)
@@ -129,7 +129,7 @@ def test_cuda_scatter_undoes_gather():
         copier.close()
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.cuda
 def test_cuda_gather_waits_for_the_compute_stream():
     kv = [torch.zeros(4, 1 << 20, dtype=torch.int8, device="cuda")]
     staging = torch.zeros(4 << 20, dtype=torch.uint8)

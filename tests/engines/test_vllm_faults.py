@@ -152,6 +152,7 @@ def test_a_daemon_that_dies_or_hangs_in_the_middle_costs_only_the_cache(
 
 def test_an_erased_session_is_cold_and_the_others_are_not(daemon: Daemon, engine: Engine) -> None:
     tokens = prompt(70)
+    daemon.admin("flush")  # blocks of the tests before are written behind
     before = files(daemon)
     store(daemon, engine, "erased", tokens, session="a")
     mine = files(daemon) - before
