@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import random
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +25,8 @@ DEFAULT_TOKENS = (4_000, 16_000, 30_000)
 _SHORT_PROMPT_TOKENS, _SHORT_ROUNDS = 8_000, 15
 CONTEXT_WINDOW = 32_000
 _RELOADS = 3
+_BLOCK_TOKENS = 128
+_SEALED_TIMEOUT_S = 20.0
 _COLD_GOAL = Goal(1.03, at_most=True)
 _RELOAD_GOAL = Goal(0.1, at_most=True)
 _SEALING_GOAL = Goal(1.05, at_most=True)
@@ -92,6 +95,7 @@ def _running(
         instance_module="kvrun.bench.unsealed_instance" if kind == "unsealed" else "kvrun",
         engine_arguments=("--no-enable-prefix-caching",),
         max_num_seqs=2,
+        block_tokens=_BLOCK_TOKENS,
     )
     stack = Stack(folder, options, say=progress)
     try:
@@ -108,13 +112,13 @@ def _round(
     prompt = _prompt(rng, tokens)
     cold: list[Callable[[], None]] = [
         lambda: times.plain.append(_ask(plain, prompt)),
-        lambda: times.governed.append(_ask(governed, prompt)),
+        lambda: times.governed.append(_ask(governed, prompt, sealed=True)),
         lambda: times.plain_again.append(_ask(plain, _prompt(rng, tokens))),
     ]
     rng.shuffle(cold)
     for measure in cold:
         measure()
-    _ask(unsealed, prompt)
+    _ask(unsealed, prompt, sealed=True)
     governed.flush()
     unsealed.flush()
     sealed_times, copied_times = [], []
@@ -125,10 +129,18 @@ def _round(
     times.unsealed_reload.append(sorted(copied_times)[_RELOADS // 2])
 
 
-def _ask(stack: Stack, prompt: list[int], *, reused: bool = False) -> float:
+def _ask(stack: Stack, prompt: list[int], *, sealed: bool = False, reused: bool = False) -> float:
+    """Seconds to the first token; ``sealed`` then waits until every block is in the memory tier."""
     answer = stack.complete("bench", prompt, 4)
     if reused and answer.cached_tokens < len(prompt) - 256:
         raise RuntimeError(f"{answer.cached_tokens} of {len(prompt)} tokens were reused")
+    if sealed:
+        wanted = len(prompt) // _BLOCK_TOKENS
+        deadline = time.monotonic() + _SEALED_TIMEOUT_S
+        while stack.reuse(answer.request_id).sealed_blocks < wanted:
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"fewer than {wanted} blocks were sealed")
+            time.sleep(0.05)
     return answer.ttft_s
 
 

@@ -53,6 +53,7 @@ api_keys_file = "api_keys.json"
 [engine]
 enforce_eager = {eager}
 max_num_seqs = {seqs}
+block_size = {block}
 extra_args = {extra}
 """
 
@@ -73,6 +74,7 @@ class StackOptions:
     stateless: bool = False
     enforce_eager: bool = True
     max_num_seqs: int = 4
+    block_tokens: int = 128
     governed: bool = True
     instance_module: str = "kvrun"
     engine_arguments: tuple[str, ...] = ()
@@ -206,6 +208,7 @@ class Stack:
                 port=_free_port(),
                 eager=json.dumps(options.enforce_eager),
                 seqs=options.max_num_seqs,
+                block=options.block_tokens,
                 extra=json.dumps(options.engine_arguments),
             )
         )
