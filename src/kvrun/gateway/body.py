@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from kvrun.claims.claim import MAX_USES
+from kvrun.claims.claim import CLAIM_PARAMETER, MAX_USES
 from kvrun.gateway.content import (
     check_content,
     check_embedding_input,
@@ -15,7 +15,6 @@ from kvrun.gateway.errors import GatewayError
 from kvrun.gateway.jsonbody import JsonObject
 from kvrun.gateway.routes import Api, Route
 
-CLAIM_PARAM = "kvrun_claim"
 MAX_CHOICES = 128
 
 
@@ -70,7 +69,7 @@ def stamp_body(fields: JsonObject, *, salt: str, claim: str | None) -> JsonObjec
     stamped = dict(fields)
     stamped["cache_salt"] = salt
     if claim is not None:
-        stamped["kv_transfer_params"] = {CLAIM_PARAM: claim}
+        stamped["kv_transfer_params"] = {CLAIM_PARAMETER: claim}
     return stamped
 
 

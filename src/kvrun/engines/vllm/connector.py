@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from kvrun.claims.claim import CLAIM_PARAMETER
 from kvrun.engines.vllm.admission import Admission, Admissions, State
 from kvrun.engines.vllm.compat import (
     KVCacheConfig,
@@ -31,7 +32,6 @@ from kvrun.engines.vllm.retention import keep_answers
 from kvrun.engines.vllm.spec import KvrunOffloadingSpec
 from kvrun.engines.vllm.worker import GovernedWorker
 
-CLAIM_PARAMETER = "kvrun_claim"
 _IDLE_WAIT_S = 0.001
 _log = init_logger("vllm.kvrun")
 
