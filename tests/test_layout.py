@@ -12,14 +12,16 @@ import kvrun
 SOURCE = Path(__file__).parents[1] / "src" / "kvrun"
 LAYERS = (
     {"errors", "filelock", "memlock", "process"},
-    {"models", "config"},
+    {"models", "config", "storage"},
     {"seal", "audit"},
     {"claims"},
     {"keys"},
     {"cache"},
+    {"erasure"},
     {"instance"},
     {"engines"},
     {"gateway"},
+    {"control"},
     {"launch"},
     {"demo", "bench"},
     {"cli"},

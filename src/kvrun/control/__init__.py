@@ -1,0 +1,1 @@
+"""The control plane: collects audit logs, asks witnesses, keeps what was collected."""

@@ -1,0 +1,1 @@
+"""Object storage: a local folder or a bucket, created-only where asked."""
