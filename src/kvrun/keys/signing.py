@@ -1,4 +1,4 @@
-"""The ring of signing keys (Ed25519): claims and checkpoints. Backed up, rotated, revocable.
+"""The ring of signing keys (Ed25519). Backed up, rotated, with validity and revocation.
 
 One file a key, mode 0600, JSON. These keys are apart from the key hierarchy on purpose: they sign
 statements that must stay verifiable after everything they speak of is erased.
@@ -34,7 +34,13 @@ class KeyPurpose(Enum):
     """What a key may sign; a key has exactly one purpose."""
 
     CLAIM = "claim"
+    """Stamped by a gateway on requests."""
     CHECKPOINT = "checkpoint"
+    """An audit log's size and root."""
+    INSTANCE = "instance"
+    """Who an instance is to the control plane."""
+    CERTIFICATE = "certificate"
+    """Erasure certificates and key deletion records."""
 
 
 class PublicKeyRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
