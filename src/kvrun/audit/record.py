@@ -63,6 +63,7 @@ class Event(StrEnum):
     HEARTBEAT = "heartbeat"
     GAP = "gap"
     INSTANCE_RETIRED = "instance_retired"
+    CERTIFIED = "certified"
 
 
 class Outcome(StrEnum):
@@ -79,13 +80,16 @@ class AuditEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     ``tenant_ref``, ``session_ref`` and ``key_id`` are keyed pseudonyms or random ids, never names.
     ``tier`` is where the blocks are (for a move: where they were), ``tier_to`` where they went.
     ``blocks``, ``bytes`` and ``tokens`` are counts; ``blocks_root`` is the hex Merkle root over
-    keyed block names; ``lost`` counts records that a gap stands for; ``reason`` is a short code.
+    keyed block names; ``digest`` the hex SHA-256 of the document that the record is about (a
+    certificate's statement); ``lost`` counts records that a gap stands for; ``reason`` is a short
+    code.
     """
 
     blocks: int = 0
     blocks_root: str = ""
     bytes: int = 0
     deployment: str = ""
+    digest: str = ""
     epoch: int = -1
     event: Event
     key_id: str = ""
@@ -127,6 +131,7 @@ class Record(
     blocks_root: str = ""
     bytes: int = 0
     deployment: str = ""
+    digest: str = ""
     epoch: int
     event: Event
     key_id: str = ""
@@ -172,7 +177,8 @@ def check_event(event: AuditEvent) -> None:
             and "\\" not in text
             and not (blocks | size | tokens | lost) >> 53
             and type(blocks) is type(size) is type(tokens) is type(lost) is int
-            and len(event.blocks_root) in _ROOT_LENGTHS
+            and len(event.blocks_root) in _DIGEST_LENGTHS
+            and len(event.digest) in _DIGEST_LENGTHS
             and type(event.event) is Event
             and type(event.outcome) is Outcome
         )
@@ -260,8 +266,9 @@ def find_problem(records: list[Record]) -> str:
         return f"v is not {SCHEMA_VERSION}"
     if {len(record.ts) for record in records} != {TIME_CHARACTERS}:
         return f"ts is not {TIME_CHARACTERS} characters long"
-    if not {len(record.blocks_root) for record in records} <= {0, DIGEST_CHARACTERS}:
-        return f"blocks_root is not {DIGEST_CHARACTERS} hexadecimal digits"
+    for name, digest in zip(_DIGEST_NAMES, _DIGESTS, strict=True):
+        if not set(map(len, map(digest, records))) <= _DIGEST_LENGTHS:
+            return f"{name} is not {DIGEST_CHARACTERS} hexadecimal digits"
     return ""
 
 
@@ -330,7 +337,7 @@ def _are_within_limits(records: list[Record]) -> bool:
         and all(min(map(count, records)) >= 0 for count in _COUNTS)
         and set(map(_VERSION, records)) == {SCHEMA_VERSION}
         and set(map(len, map(_TIME, records))) == {TIME_CHARACTERS}
-        and set(map(len, map(_ROOT, records))) <= {0, DIGEST_CHARACTERS}
+        and all(set(map(len, map(digest, records))) <= _DIGEST_LENGTHS for digest in _DIGESTS)
     )
 
 
@@ -348,8 +355,10 @@ _replace = msgspec.structs.replace
 _SHORT_TEXT = 900
 _COUNT_NAMES = ("blocks", "bytes", "epoch", "lost", "seq", "tokens")
 _COUNTS = tuple(map(attrgetter, _COUNT_NAMES))
-_VERSION, _TIME, _ROOT = map(attrgetter, ("v", "ts", "blocks_root"))
-_ROOT_LENGTHS = (0, DIGEST_CHARACTERS)
+_DIGEST_NAMES = ("blocks_root", "digest")
+_DIGESTS = tuple(map(attrgetter, _DIGEST_NAMES))
+_DIGEST_LENGTHS = {0, DIGEST_CHARACTERS}
+_VERSION, _TIME = map(attrgetter, ("v", "ts"))
 _STRINGS = attrgetter(
     *(item.name for item in msgspec.structs.fields(AuditEvent) if item.type is str)
 )
