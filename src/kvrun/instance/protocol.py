@@ -8,6 +8,7 @@ above :data:`MAX_FRAME_BYTES`, an unknown message and a field of another type.
 from __future__ import annotations
 
 import enum
+import hashlib
 import struct
 from collections.abc import Iterator
 
@@ -17,6 +18,7 @@ from kvrun.errors import KvrunError
 
 PROTOCOL_VERSION = 1
 MAX_FRAME_BYTES = 16 * 1024 * 1024
+PAGE_OWNER_BYTES = 16
 _LENGTH = struct.Struct(">I")
 
 
@@ -57,7 +59,10 @@ class GroupLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Hello(Message, frozen=True, tag="hello"):
-    """First message of every connection."""
+    """First message of every connection.
+
+    A scheduler with ``scrubs`` answers ``Scrub``; one without is never asked.
+    """
 
     version: int
     role: Role
@@ -70,6 +75,7 @@ class Hello(Message, frozen=True, tag="hello"):
     rank: int = 0
     world_size: int = 1
     context_window: int = 0
+    scrubs: bool = False
 
 
 class Welcome(Message, frozen=True, tag="welcome"):
@@ -144,6 +150,28 @@ class Revoked(Message, frozen=True, tag="revoked"):
     handles: tuple[int, ...]
 
 
+class Scrub(Message, frozen=True, tag="scrub"):
+    """Push to schedulers: these sessions were erased; evict their pages and zero those that are free.
+
+    ``owners`` holds one :func:`page_owner` a session; with ``everything`` all pages are meant.
+    Answered by ``Scrubbed`` with the same ``call`` when every rank is done, and again with what a
+    request still held when that is freed and zeroed. The same ``call`` may be asked again.
+    """
+
+    call: int
+    owners: tuple[bytes, ...]
+    everything: bool = False
+
+
+class Scrubbed(Message, frozen=True, tag="scrubbed"):
+    """Pages taken out of the prefix cache, zeroed, and still held by running requests, in all."""
+
+    call: int
+    evicted: int
+    scrubbed: int
+    held: int
+
+
 class BlockAt(msgspec.Struct, frozen=True, array_like=True):
     """One block and its place in the staging memory."""
 
@@ -216,6 +244,29 @@ class SessionInvalidated(Message, frozen=True, tag="session_invalidated"):
     session: str
 
 
+class EraseUser(Message, frozen=True, tag="erase_user"):
+    """Gateway: erase a session, or with an empty ``session`` the whole tenant.
+
+    ``requester`` names who asked; ``reference`` and ``legal_basis`` go into the certificate.
+    """
+
+    call: int
+    tenant: str
+    session: str
+    requester: str
+    reference: str
+    legal_basis: str
+
+
+class UserErased(Message, frozen=True, tag="user_erased"):
+    """The answer to ``EraseUser``: the certificate as JSON; not 200: an error."""
+
+    call: int
+    status: int
+    certificate: bytes
+    reason: str
+
+
 class AdminCall(Message, frozen=True, tag="admin_call"):
     """One operation of the command line."""
 
@@ -243,6 +294,8 @@ AnyMessage = (
     | Started
     | Finished
     | Revoked
+    | Scrub
+    | Scrubbed
     | Load
     | Loaded
     | Store
@@ -251,12 +304,22 @@ AnyMessage = (
     | OpenSession
     | SessionOpened
     | SessionInvalidated
+    | EraseUser
+    | UserErased
     | AdminCall
     | AdminReply
 )
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(AnyMessage)
+
+
+def page_owner(salt: str) -> bytes:
+    """What a session's pages are called: 16 bytes that both ends derive from its salt.
+
+    Unlike the salt it may be kept after the session's key is gone.
+    """
+    return hashlib.sha256(b"kvrun/page-owner/v1\0" + salt.encode()).digest()[:PAGE_OWNER_BYTES]
 
 
 def encode_frame(message: Message) -> bytes:
