@@ -151,7 +151,7 @@ class Revoked(Message, frozen=True, tag="revoked"):
 
 
 class Scrub(Message, frozen=True, tag="scrub"):
-    """Push to schedulers: these sessions were erased; evict their pages and zero those that are free.
+    """Push to schedulers: sessions were erased; evict their pages and zero those that are free.
 
     ``owners`` holds one :func:`page_owner` a session; with ``everything`` all pages are meant.
     Answered by ``Scrubbed`` with the same ``call`` when every rank is done, and again with what a
