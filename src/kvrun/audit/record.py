@@ -63,6 +63,9 @@ class Event(StrEnum):
     HEARTBEAT = "heartbeat"
     GAP = "gap"
     INSTANCE_RETIRED = "instance_retired"
+    LOG_ALERT = "log_alert"
+    ALERT_ACKNOWLEDGED = "alert_acknowledged"
+    LOG_PRUNED = "log_pruned"
     CERTIFIED = "certified"
 
 
