@@ -2,12 +2,14 @@
 
 import gc
 import socket
+from pathlib import Path
 
 import uvicorn
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from kvrun.config.gateway import GatewaySettings
 from kvrun.gateway.app import GatewayParts, build_proxy
+from kvrun.gateway.asgi import AsgiApp
 from kvrun.gateway.bounded import BoundedHeadProtocol
 from kvrun.gateway.errors import GatewayConfigError
 from kvrun.gateway.proxy import GatewayProxy
@@ -37,7 +39,21 @@ def run_gateway(
 def serve(settings: GatewaySettings, app: GatewayProxy) -> None:
     """Bind and serve an application that is already built, until SIGTERM or SIGINT."""
     forbid_dumps()
-    listener = bind(settings.host, settings.port)
+    serve_on(
+        bind(settings.host, settings.port),
+        app,
+        tls_cert=settings.tls_cert,
+        tls_key=settings.tls_key,
+    )
+
+
+def serve_on(
+    listener: socket.socket, app: AsgiApp, *, tls_cert: Path | None, tls_key: Path | None
+) -> None:
+    """Serve ``app`` on a listening socket until SIGTERM or SIGINT, with TLS where files are given.
+
+    The application must answer ASGI's lifespan events.
+    """
     config = uvicorn.Config(
         app,
         loop="uvloop",
@@ -51,8 +67,8 @@ def serve(settings: GatewaySettings, app: GatewayProxy) -> None:
         date_header=True,
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=SHUTDOWN_S,
-        ssl_certfile=settings.tls_cert,
-        ssl_keyfile=settings.tls_key,
+        ssl_certfile=tls_cert,
+        ssl_keyfile=tls_key,
     )
     # What exists now lives as long as the process: the collector need not look at it again.
     gc.collect()
@@ -74,7 +90,7 @@ def bind(host: str, port: int) -> socket.socket:
     except OSError as error:
         raise GatewayConfigError(
             f"cannot listen on {host}:{port}: {error.strerror or error}",
-            hint="Choose another gateway.port, or stop what uses this one.",
+            hint="Choose another port, or stop what uses this one.",
         ) from None
     listener.setblocking(False)
     return listener

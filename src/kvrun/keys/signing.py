@@ -36,11 +36,14 @@ class KeyPurpose(Enum):
     CLAIM = "claim"
     """Stamped by a gateway on requests."""
     CHECKPOINT = "checkpoint"
+    COSIGNATURE = "cosignature"
     """An audit log's size and root."""
     INSTANCE = "instance"
     """Who an instance is to the control plane."""
     CERTIFICATE = "certificate"
     """Erasure certificates and key deletion records."""
+    WITNESS = "witness"
+    """Cosignatures on the checkpoints of other installations' logs."""
 
 
 class PublicKeyRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
