@@ -67,7 +67,8 @@ SECTION_INTROS = {
     "deployment": "Which model is served, to whom it belongs, and how strictly.",
     "instance": "The daemon of one box: where it keeps data and how much of it.",
     "keys": "The root of the key hierarchy and when session keys are destroyed.",
-    "audit": "The append-only audit log.",
+    "audit": "The append-only audit log, its collection and how long what was collected is kept.",
+    "storage": "The workspace's Storage, for collected logs.",
     "gateway": (
         "Who may ask, and how a request is assigned to a tenant and a session. `engine_url`, "
         "`instance_socket`,\n`state_dir` and `api_keys_file` follow the other sections while they "

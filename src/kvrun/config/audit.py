@@ -1,4 +1,4 @@
-"""``[audit]``: what happens when the log cannot be written, and how large its segments are."""
+"""``[audit]``: how the log is written, how often it is collected and how long that is kept."""
 
 from typing import Literal
 
@@ -21,4 +21,14 @@ class AuditSection(Section):
     )
     heartbeat_s: int = setting(
         60, "Seconds between heartbeat records, so that silence is visible.", ge=1, le=86_400
+    )
+    collect_every_s: int = setting(
+        180, "Seconds between two collections of each instance's log.", ge=1, le=86_400
+    )
+    retention_days: int = setting(
+        396,
+        "Collected records of the workspace are pruned when they were collected this many days "
+        "ago (13 months); 0 keeps them for ever.",
+        ge=0,
+        le=36_600,
     )

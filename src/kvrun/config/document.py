@@ -13,6 +13,7 @@ from kvrun.config.gateway import GatewaySettings
 from kvrun.config.instance import InstanceSection
 from kvrun.config.keys import KeysSection
 from kvrun.config.layout import UNIX_PATH_MAX, DataLayout
+from kvrun.config.storage import StorageSection
 from kvrun.config.values import Section
 
 
@@ -23,6 +24,7 @@ class KvrunConfig(Section):
     instance: InstanceSection = InstanceSection()
     keys: KeysSection = KeysSection()
     audit: AuditSection = AuditSection()
+    storage: StorageSection = StorageSection()
     gateway: GatewaySettings
     engine: EngineSection = EngineSection()
 

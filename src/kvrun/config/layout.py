@@ -36,8 +36,17 @@ class DataLayout:
 
     def storage(self, workspace: str, deployment: str) -> Path:
         """A deployment's own folder in the workspace's Storage; sealed blocks are in its ``kv``."""
-        storage = self.data_dir / "storage"
-        return storage / _folder_name(workspace) / "deployments" / _folder_name(deployment)
+        return self.storage_root / storage_prefix(workspace, deployment)
+
+    @property
+    def storage_root(self) -> Path:
+        """The Storage of every workspace, where no object store is named."""
+        return self.data_dir / "storage"
+
+    @property
+    def control(self) -> Path:
+        """The control plane's own state: what it remembers of logs, alerts, its log and keys."""
+        return self.data_dir / "control"
 
     @property
     def audit(self) -> Path:
@@ -95,6 +104,11 @@ class DataLayout:
         return self.run / "up.json"
 
 
-def _folder_name(scope_id: str) -> str:
+def storage_prefix(workspace: str, deployment: str) -> str:
+    """A deployment's folder within Storage, without a slash at its end."""
+    return f"{folder_name(workspace)}/deployments/{folder_name(deployment)}"
+
+
+def folder_name(scope_id: str) -> str:
     """A name of the user's as one path component: ids may hold slashes and dots."""
     return quote(scope_id, safe="").replace(".", "%2E")

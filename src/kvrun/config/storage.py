@@ -1,0 +1,30 @@
+"""``[storage]``: where the workspace's Storage is."""
+
+from typing import Self
+
+from pydantic import model_validator
+
+from kvrun.config.values import Section, setting
+
+SCHEMES = ("s3://", "gs://", "az://", "file:///")
+
+
+class StorageSection(Section):
+    """The workspace's Storage: collected logs; a folder unless an object store is named."""
+
+    url: str | None = setting(
+        None,
+        "Object store for collected logs: s3://BUCKET/PREFIX, gs://, az:// or file:///FOLDER; "
+        "unset: the folder storage in data_dir.",
+    )
+    options: dict[str, str] = setting(
+        {},
+        "The object store's own options, such as endpoint, region, access_key_id; credentials are "
+        "better left to the environment (AWS_ACCESS_KEY_ID, ...).",
+    )
+
+    @model_validator(mode="after")
+    def _known_scheme(self) -> Self:
+        if self.url is not None and not self.url.startswith(SCHEMES):
+            raise ValueError(f"storage.url = {self.url!r} must start with {', '.join(SCHEMES)}")
+        return self
