@@ -66,6 +66,16 @@ class WrongRootError(RootError):
     """The root is not the one that these keys were wrapped under."""
 
 
+class RootRevokedError(RootError):
+    """The root answers and refuses: the right to use it was withdrawn, or its key is gone."""
+
+
+class RootUnavailableError(RootError):
+    """The root cannot be asked now; it may answer again later."""
+
+    status = 503
+
+
 class EpochGoneError(RootError):
     """The epoch key was destroyed, or this root never had it."""
 

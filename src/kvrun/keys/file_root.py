@@ -9,24 +9,31 @@ import struct
 from pathlib import Path
 
 from kvrun.keys.entropy import RandomInto, getrandom
-from kvrun.keys.errors import EpochGoneError, RootError, WrapError
+from kvrun.keys.errors import (
+    EpochGoneError,
+    RootError,
+    RootRevokedError,
+    RootUnavailableError,
+    WrapError,
+)
 from kvrun.keys.filesystem import filesystem_facts
 from kvrun.keys.folder import FolderLock, private_folder, write_private_file
+from kvrun.keys.held_root import HeldRoot
 from kvrun.keys.locked import LockedBuffer
-from kvrun.keys.root import KEY_BYTES, EpochEvidence, RootFacts, check_next_epoch
+from kvrun.keys.root import KEY_BYTES, EpochEvidence, RootFacts
 from kvrun.keys.slots import HALF_BYTES, OS_IO, SlotFile, SlotIO
-from kvrun.keys.wrap import KeyWrapper
 from kvrun.keys.wrap import context as wrap_context
 
 MARKER_NAME = "DO-NOT-BACK-UP.txt"
 SLOTS_NAME = "root.slots"
 
 
-class FileRoot:
+class FileRoot(HeldRoot[int]):
     """The root key and the epoch keys of one key service, in ``folder``.
 
-    A missing or empty folder becomes a new root when ``create`` is true. Raises RootError,
-    FolderBusyError or FolderPermissionError.
+    A missing or empty folder becomes a new root when ``create`` is true.
+    ``snapshot_retention_days``: for how long copies of the folder are kept, where they are. Raises
+    RootError, FolderBusyError or FolderPermissionError.
     """
 
     def __init__(
@@ -35,81 +42,82 @@ class FileRoot:
         *,
         create: bool = True,
         strict: bool = False,
+        snapshot_retention_days: int | None = None,
         random_into: RandomInto = getrandom,
         io: SlotIO = OS_IO,
     ) -> None:
         self._folder = folder
-        self._random_into = random_into
         if not create and not (folder / SLOTS_NAME).exists():
             raise RootError(f"There is no key root in {folder}")
         private_folder(folder, purpose="key root")
         self._lock = FolderLock(folder, purpose="key root")
         self._buffer = LockedBuffer(HALF_BYTES + 3 * KEY_BYTES, strict=strict)
-        self._key = self._buffer.view[HALF_BYTES : HALF_BYTES + KEY_BYTES]
+        super().__init__(self._buffer.view[HALF_BYTES : HALF_BYTES + KEY_BYTES], random_into)
         self._spare = self._buffer.view[HALF_BYTES + KEY_BYTES : HALF_BYTES + 2 * KEY_BYTES]
-        self._epochs: dict[int, int] = {}  # epoch -> slot
         try:
             self._slots = SlotFile(
                 folder / SLOTS_NAME, grow_by=4, scratch=self._buffer.view[:HALF_BYTES], io=io
             )
             root_id = self._load()
+            found = (folder / SLOTS_NAME).stat()
             _write_markers(folder)
         except BaseException:
             self._buffer.close()
             self._lock.close()
             raise
+        self._identity = (found.st_dev, found.st_ino)
         disk = filesystem_facts(folder)
-        self._facts = RootFacts("file", root_id, True, disk.claim, disk.reason)
-
-    @property
-    def facts(self) -> RootFacts:
-        """What this root is."""
-        return self._facts
-
-    def wrap(self, context: bytes, secret: memoryview) -> bytes:
-        """See :meth:`Root.wrap`."""
-        return self._wrapper().wrap(context, secret)
-
-    def unwrap_into(self, context: bytes, wrapped: bytes, out: memoryview) -> None:
-        """See :meth:`Root.unwrap_into`."""
-        self._wrapper().unwrap_into(context, wrapped, out)
-
-    def epochs(self) -> tuple[int, ...]:
-        """Numbers of the live epoch keys in rising order."""
-        return tuple(sorted(self._epochs))
+        self._facts = RootFacts(
+            "file", root_id, True, disk.claim, disk.reason, snapshot_retention_days
+        )
 
     def create_epoch(self, epoch: int) -> None:
         """See :meth:`Root.create_epoch`."""
-        problem = check_next_epoch(self.epochs(), epoch)
-        if problem:
-            raise RootError(problem)
-        slot = self._slots.take_free()
-        self._random_into(self._spare)
-        try:
-            wrapped = self._wrapper().wrap(self._epoch_context(epoch), self._spare)
-        finally:
-            self._spare[:] = bytes(KEY_BYTES)
-        self._slots.write(slot, _KIND_EPOCH, _EPOCH.pack(epoch) + wrapped)
-        self._slots.sync()
-        self._epochs[epoch] = slot
+        with self._busy:
+            self._require_next(epoch)
+            slot = self._slots.take_free()
+            self._random_into(self._spare)
+            try:
+                wrapped = self._wrapper().wrap(self._epoch_context(epoch), self._spare)
+            finally:
+                self._spare[:] = bytes(KEY_BYTES)
+            self._slots.write(slot, _KIND_EPOCH, _EPOCH.pack(epoch) + wrapped)
+            self._slots.sync()
+            self._epochs[epoch] = slot
 
     def load_epoch(self, epoch: int, out: memoryview) -> None:
         """See :meth:`Root.load_epoch`."""
-        record = self._slots.read(self._slot_of(epoch))
-        if record is None:
-            raise EpochGoneError(f"Epoch {epoch} has vanished from {self._folder}")
-        wrapped = bytes(record.body[_EPOCH.size :])
-        try:
-            self._wrapper().unwrap_into(self._epoch_context(epoch), wrapped, out)
-        except WrapError as error:
-            raise RootError(f"Epoch {epoch} in {self._folder} does not open: {error}") from None
+        with self._busy:
+            record = self._slots.read(self._place_of(epoch))
+            if record is None:
+                raise EpochGoneError(f"Epoch {epoch} has vanished from {self._folder}")
+            wrapped = bytes(record.body[_EPOCH.size :])
+            try:
+                self._wrapper().unwrap_into(self._epoch_context(epoch), wrapped, out)
+            except WrapError as error:
+                raise RootError(f"Epoch {epoch} in {self._folder} does not open: {error}") from None
 
     def destroy_epoch(self, epoch: int) -> EpochEvidence:
         """Overwrite the epoch key; EpochGoneError when there is none."""
-        way = self._slots.erase([self._slot_of(epoch)])
-        del self._epochs[epoch]
-        method = f"slot overwritten in place, fdatasync, read back {way.value}"
-        return EpochEvidence("file", epoch, self._facts.claim, method)
+        with self._busy:
+            way = self._slots.erase([self._place_of(epoch)])
+            del self._epochs[epoch]
+            method = f"slot overwritten in place, fdatasync, read back {way.value}"
+            return EpochEvidence("file", epoch, self._facts.claim, method)
+
+    def check(self) -> None:
+        """See :meth:`Root.check`: the folder must still be there, and be this one."""
+        path = self._folder / SLOTS_NAME
+        try:
+            found = path.stat()
+        except FileNotFoundError:
+            raise RootRevokedError(f"The key root {path} was taken away") from None
+        except OSError as error:
+            raise RootUnavailableError(
+                f"The key root {path} cannot be read: {error.strerror}"
+            ) from error
+        if (found.st_dev, found.st_ino) != self._identity:
+            raise RootRevokedError(f"The key root {path} was replaced by another file")
 
     def close(self) -> None:
         """Zero what is in memory and let the files go."""
@@ -146,15 +154,6 @@ class FileRoot:
         self._slots.sync()
         body[:] = bytes(len(body))
         return bytes(fresh)
-
-    def _slot_of(self, epoch: int) -> int:
-        slot = self._epochs.get(epoch)
-        if slot is None:
-            raise EpochGoneError(f"Epoch {epoch} is not among the live epochs {self.epochs()}")
-        return slot
-
-    def _wrapper(self) -> KeyWrapper:
-        return KeyWrapper(self._key, self._random_into)
 
     def _epoch_context(self, epoch: int) -> bytes:
         return wrap_context(b"epoch", _EPOCH.pack(epoch))

@@ -2,8 +2,8 @@
 
 A root wraps the workspace key and holds the epoch keys. A new epoch key is made, everything that
 survives is wrapped again under it, and the old one is destroyed: after that an old copy of the
-wrapped keys opens nothing. Local roots are in ``file_root`` and ``memory_root``; a remote root
-fits the same protocol by keeping each epoch key wrapped under a key version that it can destroy.
+wrapped keys opens nothing. Local roots are in ``file_root`` and ``memory_root``. ``kept_root``
+keeps each epoch key wrapped under a key of its own in another system: see ``keeper``.
 """
 
 from dataclasses import dataclass
@@ -35,12 +35,16 @@ class RootFacts:
     """False when nothing of the root outlives the process."""
     claim: ClaimClass
     reason: str
+    snapshot_retention_days: int | None = None
+    """How long snapshots and backups of the root are kept, as declared; None: not declared."""
 
 
 class Root(Protocol):
-    """Calls come from one key service, one at a time.
+    """Calls come from one key service; ``check`` may come from another thread meanwhile.
 
-    Key bytes travel in views of locked memory. All writes are durable when a call returns.
+    A root in another system raises RootUnavailableError from any call while it cannot be reached
+    and RootRevokedError when it refuses. Key bytes travel in views of locked memory. All writes are
+    durable when a call returns.
     """
 
     @property
@@ -69,6 +73,14 @@ class Root(Protocol):
 
     def destroy_epoch(self, epoch: int) -> EpochEvidence:
         """Destroy an epoch key for good; EpochGoneError when there is none."""
+        ...
+
+    def check(self) -> None:
+        """Prove that the root still answers for us; cheap, and never from a cached answer.
+
+        Raises RootRevokedError (keys must be dropped at once) or RootUnavailableError (keys may be
+        used until their lease ends). Passing again after a refusal makes the root usable again.
+        """
         ...
 
     def close(self) -> None:
