@@ -23,4 +23,6 @@ def test_the_gateway_bench_measures_answers_that_all_arrive() -> None:
     assert rows["failed requests"].value == 0
     assert rows["added by the gateway"].value is not None
     assert "added by the gateway / by nginx" in rows
+    assert rows["CPU of a request, a bare proxy in Python"].unit == "us"
+    assert rows["CPU of an event, the gateway"].unit == "us"
     assert rows["gateway CPU, share of one core"].goal == "<= 0.5"

@@ -4,8 +4,8 @@
  *   gateway_load client PORT STREAMS SECONDS SPREAD_US REQUEST_FILE
  *
  * Both are single-threaded epoll loops, so that what is measured is what stands between them. The
- * engine answers every request with EVENTS server-sent events, one each INTERVAL_US; an event holds
- * the time it was sent (CLOCK_MONOTONIC, ns). The client keeps STREAMS requests open over
+ * engine answers every request with a head at once and EVENTS server-sent events, one each
+ * INTERVAL_US; an event holds the time it was sent (CLOCK_MONOTONIC, ns). The client keeps STREAMS requests open over
  * keep-alive connections and prints one JSON object.
  */
 #define _GNU_SOURCE
@@ -139,7 +139,7 @@ static _Noreturn void engine(int port, int events, int64_t interval) {
       memmove(s->data, s->data + size, s->length - size);
       s->length -= size;
       s->events_left = events;
-      s->due = now_ns();
+      s->due = now_ns() + interval;
       write_all(fd, head, sizeof head - 1);
     }
     int64_t now = now_ns(), next = INT64_MAX;
