@@ -29,6 +29,7 @@ from kvrun.launch.stack import Stack
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 MAX_SESSIONS = 3
+BLOCK = 128
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +57,17 @@ def reused(stack: Stack, answer: Answer) -> Reuse:
     counted = reuse.engine_tokens + reuse.memory_tokens + reuse.disk_tokens
     assert answer.cached_tokens == counted, reuse
     return reuse
+
+
+def sealed(stack: Stack, answer: Answer) -> Answer:
+    """The answer, once every whole block of its prompt is sealed and in its tiers."""
+    expected = answer.prompt_tokens // BLOCK - answer.cached_tokens // BLOCK
+    eventually(
+        lambda: stack.reuse(answer.request_id).sealed_blocks >= expected,
+        f"{expected} blocks are sealed",
+    )
+    stack.flush()
+    return answer
 
 
 def mostly(answer: Answer) -> int:
@@ -176,7 +188,8 @@ def test_a_client_that_leaves_ends_its_request_in_the_engine(stack: Stack, strea
 def test_an_erased_session_is_cold(stack: Stack) -> None:
     erin = user(stack, "erin")
     first = erin.complete(words(5))
-    assert erin.complete(words(5)).cached_tokens > 0
+    reused(stack, first)
+    assert reused(stack, erin.complete(words(5))).engine_tokens > mostly(first)
     assert len(stack.erase("erin")) == 1
     after = erin.complete(words(5))
     assert after.text == first.text
@@ -219,7 +232,7 @@ class Before:
 def test_after_an_engine_restart_only_the_same_session_reuses_the_memory_tier(
     stack: Stack,
 ) -> None:
-    before = Before(words(7), user(stack, "alice").complete(words(7)))
+    before = Before(words(7), sealed(stack, user(stack, "alice").complete(words(7))))
     stack.stop(ENGINE)
     stack.start(ENGINE)
     for stranger in (user(stack, "bob"), user(stack, "alice", "second")):
@@ -239,8 +252,9 @@ def restarted(stack: Stack) -> dict[str, Before]:
     asked = {}
     for tenant, seed in (("alice", 8), ("damaged", 9)):
         known = set(stack.blocks.rglob("*.kvs"))
-        asked[tenant] = Before(words(seed), user(stack, tenant).complete(words(seed)))
-        stack.flush()
+        asked[tenant] = Before(
+            words(seed), sealed(stack, user(stack, tenant).complete(words(seed)))
+        )
         stored = sorted(set(stack.blocks.rglob("*.kvs")) - known)
         assert len(stored) > 3
     stack.stop(ENGINE, INSTANCE)

@@ -58,14 +58,18 @@ class WorkerLink:
         self._tasks = 0
         self._gone = False
 
-    def task(self, run: Callable[[], None]) -> Callable[[], None]:
-        """``run`` as a task during which the staging memory stays mapped."""
+    def task(self, run: Callable[[], None], *, outlives: bool = False) -> Callable[[], None]:
+        """``run`` as a task during which the staging memory stays mapped.
+
+        It is left out when the worker is gone before its turn comes, unless it ``outlives`` it:
+        what the worker handed over to be sealed is whole, whatever became of the worker.
+        """
         with self._lock:
             self._tasks += 1
 
         def held() -> None:
             try:
-                if not self._gone:
+                if outlives or not self._gone:
                     run()
             finally:
                 with self._lock:
@@ -121,7 +125,8 @@ class Transfers:
             self._threads.seal(link.task(lambda: _zero(link, message.blocks)))
             return
         for share in _shares(message.blocks, self._threads.threads):
-            self._threads.seal(link.task(partial(self._store_share, link, handle, share)))
+            seal = partial(self._store_share, link, handle, share)
+            self._threads.seal(link.task(seal, outlives=True))
 
     def release(self, link: WorkerLink, message: Release) -> None:
         """Zero slots whose plaintext the worker copied out.
