@@ -333,7 +333,7 @@ def test_a_signer_that_fails_makes_the_log_unavailable(
     def refuse(text: bytes) -> bytes:
         raise RuntimeError("the key service does not answer")
 
-    monkeypatch.setattr(log._signer, "sign", refuse)
+    monkeypatch.setattr(log._files._signer, "sign", refuse)
     with pytest.raises(AuditUnavailableError, match="key service"):
         log.sign_checkpoint()
     monkeypatch.undo()
@@ -545,6 +545,6 @@ def crash(log: AuditLog) -> None:
         log._wake.notify()
     log._thread.join()
     log._closed = True
-    assert isinstance(log._file, SegmentFile)
-    os.close(log._file._descriptor)
+    assert isinstance(log._files._file, SegmentFile)
+    os.close(log._files._file._descriptor)
     os.close(log._lock_file)

@@ -20,7 +20,7 @@ from kvrun.audit.record import Record, decode_record
 
 CHECKPOINT_NAME = "checkpoint"
 SIGNER_NAME = "signer.vkey"
-READ_CHUNK_BYTES = 1 << 20
+READ_CHUNK_BYTES = 1 << 17
 _SEGMENT = re.compile(r"segment-(\d{16})\.jsonl")
 
 

@@ -252,18 +252,19 @@ class _Verification:
             return
         previous, self.last = self.last, records[-1]
         times = [record.ts for record in records]
-        minutes = sorted({text[:16] for text in (previous.ts if previous else times[0], *times)})
-        ordered = times == sorted(times) and (previous is None or previous.ts <= times[0])
-        if ordered and not self._has_pause(minutes):
+        if previous is not None:
+            times.insert(0, previous.ts)
+        if times == sorted(times) and not self._has_pause(times):
             return
         for record in records:
             if previous is not None:
                 self._pair(previous, record)
             previous = record
 
-    def _has_pause(self, minutes: list[str]) -> bool:
-        if len(minutes) < 2:
+    def _has_pause(self, times: list[str]) -> bool:
+        if times[0][:16] == times[-1][:16]:
             return False
+        minutes = sorted({text[:16] for text in times})
         try:
             seconds = [parse_time(f"{text}:00.000000Z") for text in minutes]
         except ValueError:

@@ -8,37 +8,22 @@ share one sync; a background thread commits what nobody waits for.
 import os
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import replace
-from itertools import pairwise
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from kvrun.audit.chain import chain_events
-from kvrun.audit.checkpoint import Checkpoint, CheckpointSigner, sign_checkpoint
+from kvrun.audit.checkpoint import CheckpointSigner
 from kvrun.audit.errors import AuditUnavailableError
+from kvrun.audit.logfiles import LogFiles
 from kvrun.audit.record import (
     AuditEvent,
     Event,
     Stamper,
     check_event,
     check_log_id,
-    decode_record,
     gap_event,
 )
 from kvrun.audit.recovery import RecoveredLog, recover
-from kvrun.audit.segment import (
-    CHECKPOINT_NAME,
-    SIGNER_NAME,
-    Manifest,
-    SegmentFile,
-    TreePoint,
-    first_seq_of,
-    list_segments,
-    lock_folder,
-    manifest_path,
-    replace_file,
-    segment_name,
-)
+from kvrun.audit.segment import lock_folder
 from kvrun.audit.settings import AuditLimits, AuditMode
 
 __all__ = ["AuditLimits", "AuditLog", "AuditMode"]
@@ -77,7 +62,7 @@ class AuditLog:
             try:
                 log._start(recovered)
             except BaseException:
-                log._file.close()
+                log._files.close()
                 raise
         except BaseException as error:
             if lock >= 0:
@@ -101,31 +86,18 @@ class AuditLog:
         recovered: RecoveredLog,
     ) -> None:
         self.folder, self.log_id, self.mode, self.limits = folder, log_id, mode, limits
-        self._signer, self._lock_file = signer, lock
+        self._lock_file = lock
         self._io, self._lock = threading.Lock(), threading.Lock()
         self._wake = threading.Condition(self._lock)
-        # Under _lock: accepted events with their times. Under _io: chained lines not yet on disk,
-        # the chain and tree after them, and the same two as they are on disk.
+        # Under _io: the files. Under _lock: accepted events with their times, and the rest.
+        self._files = LogFiles(folder, log_id, signer, self.limits, recovered)
         self._next_seq = recovered.point.next_seq
         self._pending: list[tuple[AuditEvent, str]] = []
-        self._unwritten: list[bytes] = []
-        self._head = replace(recovered.point, epoch=recovered.point.epoch + 1)
-        self._frontier = recovered.frontier
         self._available, self._why = True, ""
-        self._lost, self._gap_pending, self._must_roll = 0, False, False
+        self._lost, self._dropped, self._gap_pending = 0, 0, False
         self._closing = self._closed = self._asleep = False
         self._stamp = Stamper(now)
-        self._durable = (recovered.point, recovered.frontier.copy())
-        self._segment_start, self._first_ts = recovered.before, recovered.first_ts
-        if recovered.segment is None:
-            path = folder / segment_name(self._next_seq)
-            self._file = SegmentFile(path)
-        else:
-            self._file = SegmentFile(recovered.segment, content=recovered.content)
-        self._stored = sum(path.stat().st_size for path in list_segments(folder))
-        self._note, self._signed_size = b"", recovered.signed_size
-        started = time.monotonic()
-        self._rolled_at = self._signed_at = self._appended_at = self._tried_at = started
+        self._tried_at = time.monotonic()
         periods = limits.checkpoint_seconds, limits.heartbeat_seconds, limits.segment_seconds
         self._nap = min(periods) / 4
         self._thread = threading.Thread(target=self._run, name="audit-log", daemon=True)
@@ -137,17 +109,23 @@ class AuditLog:
         AuditRecordError for an event outside the schema (nothing is appended), and
         AuditUnavailableError in require mode while the log cannot be written.
         """
-        check_event(event)
+        return self.append_all((event,))[0]
+
+    def append_all(self, events: Sequence[AuditEvent]) -> list[int]:
+        """Take in records of one moment: all of them or, when it raises, none; see ``append``."""
+        for event in events:
+            check_event(event)
         with self._lock:
             if self._closed or (not self._available and self.mode is AuditMode.REQUIRE):
                 raise self._unavailable()
             if not self._available:
-                self._lost += 1
-                return -1
-            seq = self._add(event)
-            if self._asleep:
+                self._lost += len(events)
+                self._dropped += len(events)
+                return [-1] * len(events)
+            first = self._add(*events)
+            if self._asleep and events:
                 self._wake.notify()
-            return seq
+            return list(range(first, self._next_seq))
 
     def commit(self) -> None:
         """Make everything appended so far durable.
@@ -161,14 +139,14 @@ class AuditLog:
         with self._io:
             if retry:
                 self._retry()
-            elif self._durable[0].next_seq < target:
+            elif self._files.durable_size < target:
                 self._guard(self._write_pending)
-            if self._durable[0].next_seq < target and self.mode is AuditMode.REQUIRE:
+            if self._files.durable_size < target and self.mode is AuditMode.REQUIRE:
                 raise self._unavailable()
 
     def append_durable(self, *events: AuditEvent) -> list[int]:
         """Append and commit, sharing the sync with other threads. Returns sequence numbers."""
-        seqs = [self.append(event) for event in events]
+        seqs = self.append_all(events)
         self.commit()
         return seqs
 
@@ -176,10 +154,10 @@ class AuditLog:
         """Commit, sign a checkpoint over everything durable and return the signed note."""
         self.commit()
         with self._io:
-            self._guard(self._write_checkpoint)
+            self._guard(self._files.sign)
             if not self._available and self.mode is AuditMode.REQUIRE:
                 raise self._unavailable()
-            return self._note
+            return self._files.note
 
     def release(self, through_seq: int) -> int:
         """Delete closed segments whose records are all at or below ``through_seq``.
@@ -187,16 +165,8 @@ class AuditLog:
         Call it only for what another party has stored. Manifests stay, so the log still chains.
         Returns the number of bytes freed.
         """
-        freed = 0
         with self._io:
-            segments = list_segments(self.folder)
-            for segment, following in pairwise(segments):
-                if (first_seq_of(following) or 0) - 1 > through_seq:
-                    break
-                freed += segment.stat().st_size
-                segment.unlink()
-            self._stored -= freed
-        return freed
+            return self._files.release(through_seq)
 
     @property
     def available(self) -> bool:
@@ -211,7 +181,7 @@ class AuditLog:
     @property
     def durable_size(self) -> int:
         """How many records are on disk."""
-        return self._durable[0].next_seq
+        return self._files.durable_size
 
     @property
     def lost(self) -> int:
@@ -219,14 +189,19 @@ class AuditLog:
         return self._lost
 
     @property
+    def dropped(self) -> int:
+        """Records dropped since the log was opened (best effort mode)."""
+        return self._dropped
+
+    @property
     def checkpoint(self) -> bytes:
         """The latest signed checkpoint."""
-        return self._note
+        return self._files.note
 
     @property
     def usage(self) -> float:
         """Stored bytes as a share of the quota; warn from ``settings.QUOTA_WARNING`` on."""
-        return self._stored / self.limits.quota_bytes
+        return self._files.stored_bytes / self.limits.quota_bytes
 
     def close(self) -> None:
         """Record the stop, commit, sign, and let go of the folder.
@@ -247,10 +222,10 @@ class AuditLog:
                 self._closed = True
             self.commit()
             with self._io:
-                self._guard(self._write_checkpoint)
+                self._guard(self._files.sign)
         finally:
             with self._io:
-                self._file.close()
+                self._files.close()
                 os.close(self._lock_file)
 
     def _start(self, recovered: RecoveredLog) -> None:
@@ -258,18 +233,18 @@ class AuditLog:
         if not recovered.clean:
             reason = "torn_tail" if recovered.cut else "unclean_stop"
             self._add(gap_event(reason, recovered.cut_records))
-        replace_file(self.folder / SIGNER_NAME, self._signer.key.text().encode() + b"\n")
         with self._io:
+            self._files.write_key()
             self._write_pending()
-            self._write_checkpoint()
+            self._files.sign()
         self._thread.start()
 
-    def _add(self, event: AuditEvent) -> int:
-        """Take in an event that fits the schema. Needs ``_lock``."""
-        seq = self._next_seq
-        self._pending.append((event, self._stamp()))
-        self._next_seq = seq + 1
-        return seq
+    def _add(self, *events: AuditEvent) -> int:
+        """Take in events that fit the schema; the first one's number. Needs ``_lock``."""
+        first, ts = self._next_seq, self._stamp()
+        self._pending += [(event, ts) for event in events]
+        self._next_seq = first + len(events)
+        return first
 
     def _guard(self, action: Callable[[], None]) -> bool:
         """Whether ``action`` worked; a failure stops the log. Needs ``_io``."""
@@ -284,25 +259,11 @@ class AuditLog:
         return True
 
     def _write_pending(self) -> None:
-        if self._must_roll or self._file.size >= self.limits.segment_bytes:
-            self._roll()
+        self._files.roll_if_full()
         with self._lock:
             events, self._pending = self._pending, []
-        if events:
-            lines, leaves, self._head = chain_events(events, self._head, self.log_id)
-            self._frontier.extend(leaves)
-            self._unwritten += lines
-        if not self._unwritten:
-            return
-        data = b"\n".join(self._unwritten) + b"\n"
-        if self._stored + len(data) > self.limits.quota_bytes:
-            raise OSError(0, f"its quota of {self.limits.quota_bytes} bytes is used up")
-        self._file.append(data)
-        self._first_ts = self._first_ts or decode_record(self._unwritten[0]).ts
-        self._unwritten = []
-        self._stored += len(data)
-        self._durable = (self._head, self._frontier.copy())
-        self._appended_at = time.monotonic()
+        self._files.chain(events)
+        self._files.write()
 
     def _retry(self) -> None:
         """Try to write again, with a gap record as the probe. Needs ``_io``."""
@@ -312,7 +273,7 @@ class AuditLog:
             if not self._gap_pending:
                 self._add(gap_event("write_failed", self._lost))
                 self._lost, self._gap_pending = 0, True
-        if not self._guard(self._write_pending) or not self._guard(self._write_checkpoint):
+        if not self._guard(self._write_pending) or not self._guard(self._files.sign):
             return
         with self._lock:
             self._gap_pending = False
@@ -321,48 +282,12 @@ class AuditLog:
                 self._lost = 0
             self._available, self._why = True, ""
 
-    def _write_checkpoint(self) -> None:
-        """Sign what is durable. Needs ``_io``."""
-        _, frontier = self._durable
-        if frontier.size == self._signed_size and self._note:
-            return
-        checkpoint = Checkpoint(self.log_id, frontier.size, frontier.root())
-        note = sign_checkpoint(checkpoint, self._signer)
-        replace_file(self.folder / CHECKPOINT_NAME, note)
-        self._note, self._signed_size, self._signed_at = note, frontier.size, time.monotonic()
-
-    def _roll(self) -> None:
-        """Close the live segment with its manifest and start the next. Needs ``_io``."""
-        point, frontier = self._durable
-        # Once a manifest may be there, nothing more goes into this segment.
-        self._must_roll = True
-        self._write_checkpoint()
-        after = TreePoint.of(point, frontier)
-        manifest = Manifest(
-            after=after,
-            before=self._segment_start,
-            file_bytes=self._file.size,
-            checkpoint=self._note.decode(),
-            first_ts=self._first_ts,
-            log=self.log_id,
-            sha256=self._file.sha256(),
-            signer=self._signer.key.text(),
-        )
-        replace_file(manifest_path(self._file.path), manifest.encode())
-        path = self.folder / segment_name(frontier.size)
-        # Left by a roll that failed after it made the file: nothing was ever written to it.
-        path.unlink(missing_ok=True)
-        following = SegmentFile(path)
-        self._file.close()
-        self._file, self._segment_start, self._first_ts = following, after, ""
-        self._rolled_at, self._must_roll = time.monotonic(), False
-
     def _run(self) -> None:
         while True:
             with self._lock:
                 if self._closing:
                     return
-                quiet = time.monotonic() - self._appended_at > _POLL_AFTER_ACTIVITY_SECONDS
+                quiet = time.monotonic() - self._files.appended_at > _POLL_AFTER_ACTIVITY_SECONDS
                 self._asleep = quiet and not self._pending and self._available
                 self._wake.wait(self._nap if self._asleep else self.limits.group_seconds)
                 if self._asleep and self._pending:
@@ -379,17 +304,17 @@ class AuditLog:
             if moment - self._tried_at >= limits.retry_seconds:
                 self._retry()
             return
-        if moment - self._appended_at >= limits.heartbeat_seconds:
+        if moment - self._files.appended_at >= limits.heartbeat_seconds:
             with self._lock:
                 self._add(AuditEvent(event=Event.HEARTBEAT))
         if not self._guard(self._write_pending):
             return
-        if moment - self._rolled_at >= limits.segment_seconds and self._file.size:
-            self._guard(self._roll)
-        unsigned = self._durable[0].next_seq - self._signed_size
-        late = moment - self._signed_at >= limits.checkpoint_seconds
+        if moment - self._files.rolled_at >= limits.segment_seconds and self._files.segment_bytes:
+            self._guard(self._files.roll)
+        unsigned = self._files.durable_size - self._files.signed_size
+        late = moment - self._files.signed_at >= limits.checkpoint_seconds
         if unsigned >= limits.checkpoint_records or (unsigned and late):
-            self._guard(self._write_checkpoint)
+            self._guard(self._files.sign)
 
     def _unavailable(self) -> AuditUnavailableError:
         if self._closed and self._available:
