@@ -1,1 +1,14 @@
-"""Object storage: a local folder or a bucket, created-only where asked."""
+"""A workspace's Storage: a local folder, S3 and the like, through obstore."""
+
+from kvrun.storage.errors import ObjectExistsError, ObjectMissingError, StorageError
+from kvrun.storage.store import MAX_OBJECT_BYTES, Storage, StoredObject, open_storage
+
+__all__ = [
+    "MAX_OBJECT_BYTES",
+    "ObjectExistsError",
+    "ObjectMissingError",
+    "Storage",
+    "StorageError",
+    "StoredObject",
+    "open_storage",
+]

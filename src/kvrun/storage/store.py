@@ -1,0 +1,201 @@
+"""Objects in a local folder or an object store: whole puts that never replace anything.
+
+obstore (Rust ``object_store``) does the talking. Two things it does not do:
+
+* Its local folder writes without a sync, so a power cut could leave an empty file under a name
+  that counts as stored. Here a local object is synced before it gets its name, and its folder
+  after.
+* It cannot send the retention headers of S3 Object Lock with a put. A bucket whose default
+  retention is set applies it to every object that is put there, so set it on the bucket. Puts
+  carry a SHA-256 checksum, which S3 demands of puts into such a bucket.
+"""
+
+import os
+import re
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import obstore
+from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
+from obstore.store import LocalStore, ObjectStore, from_url
+
+from kvrun.storage.errors import ObjectExistsError, ObjectMissingError, StorageError
+
+MAX_OBJECT_BYTES = 5 * 2**30
+"""The largest object that one put can make (the limit of S3)."""
+_PART = re.compile(r"[A-Za-z0-9_%=@.-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredObject:
+    """An object's name, its size in bytes and when it was stored, by the store's clock."""
+
+    name: str
+    size_bytes: int
+    stored_at: datetime
+
+
+class Storage:
+    """Objects by name, such as ``a/b/c.jsonl``. Thread-safe. Made by :func:`open_storage`."""
+
+    def __init__(self, store: ObjectStore, where: str) -> None:
+        self._store = store
+        self.where = where
+
+    def create(self, name: str, data: bytes | memoryview | Path) -> None:
+        """Store a new object whole, from memory or from a file; it is durable on return.
+
+        Raises:
+            ObjectExistsError: an object of that name is there; it is left as it is.
+            StorageError: the store cannot be used, or the object is too large.
+        """
+        size = data.stat().st_size if isinstance(data, Path) else len(data)
+        if size > MAX_OBJECT_BYTES:
+            raise StorageError(
+                f"{name} has {size} bytes; one put stores at most {MAX_OBJECT_BYTES}",
+                hint="set audit.segment_bytes lower",
+            )
+        with self._speaking_of(name):
+            self._create(check_name(name), data)
+
+    def get(self, name: str) -> bytes:
+        """A whole object. Raises ObjectMissingError or StorageError."""
+        with self._speaking_of(name):
+            return obstore.get(self._store, check_name(name)).bytes().to_bytes()
+
+    def get_range(self, name: str, offset: int, size_bytes: int) -> bytes:
+        """A part of an object, shorter at its end. Raises ObjectMissingError or StorageError."""
+        with self._speaking_of(name):
+            found = obstore.head(self._store, check_name(name))
+            length = max(0, min(size_bytes, found["size"] - offset))
+            if not length:
+                return b""
+            part = obstore.get_range(self._store, name, start=offset, length=length)
+            return part.to_bytes()
+
+    def find(self, name: str) -> StoredObject | None:
+        """What is known of an object; None when there is none. Raises StorageError."""
+        try:
+            with self._speaking_of(name):
+                return _described(obstore.head(self._store, check_name(name)))
+        except ObjectMissingError:
+            return None
+
+    def list(self, folder: str) -> Iterator[StoredObject]:
+        """The objects below a folder, in no order. Raises StorageError."""
+        with self._speaking_of(folder):
+            for batch in obstore.list(self._store, check_name(folder) + "/"):
+                yield from map(_described, batch)
+
+    def delete(self, name: str) -> None:
+        """Delete an object; nothing happens when there is none. Raises StorageError."""
+        try:
+            with self._speaking_of(name):
+                obstore.delete(self._store, check_name(name))
+        except ObjectMissingError:
+            return
+
+    def _create(self, name: str, data: bytes | memoryview | Path) -> None:
+        obstore.put(self._store, name, data, mode="create", use_multipart=False)
+
+    @contextmanager
+    def _speaking_of(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except (AlreadyExistsError, PreconditionError, FileExistsError):
+            raise ObjectExistsError(f"{name} is stored already in {self.where}") from None
+        except FileNotFoundError:
+            raise ObjectMissingError(f"{self.where} has no {name}") from None
+        except (BaseError, OSError) as error:
+            reason = str(error).split("\n", 1)[0][:300]
+            raise StorageError(
+                f"Storage {self.where} cannot be used for {name}: {reason}",
+                hint="storage.url and storage.options say where it is and how it is reached",
+            ) from error
+
+
+class _FolderStorage(Storage):
+    """A local folder: 0700 folders, 0600 files, synced before they have a name."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        super().__init__(LocalStore(folder), str(folder))
+        self._folder = folder
+
+    def _create(self, name: str, data: bytes | memoryview | Path) -> None:
+        path = self._folder / name
+        made = [folder for folder in (path.parent, *path.parent.parents) if not folder.exists()]
+        for folder in reversed(made):
+            folder.mkdir(mode=0o700, exist_ok=True)
+            _sync(folder.parent)
+        # obstore never lists a name that ends in # and digits.
+        temporary = path.with_name(f"{path.name}#{secrets.randbelow(10**18)}")
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                for part in _parts(data):
+                    file.write(part)
+                file.flush()
+                os.fsync(file.fileno())
+            # A link, unlike a rename, fails where the name is taken.
+            path.hardlink_to(temporary)
+        finally:
+            temporary.unlink(missing_ok=True)
+        _sync(path.parent)
+
+
+def open_storage(url: str, options: Mapping[str, str] | None = None) -> Storage:
+    """The Storage at ``url``: ``file:///FOLDER`` (made when missing), ``s3://BUCKET/PREFIX``, ...
+
+    ``options`` are the store's own (``endpoint``, ``region``, ...). Nothing is asked of an object
+    store yet. Raises StorageError for an address or an option that cannot be used.
+    """
+    try:
+        if url.startswith("file:///"):
+            return _FolderStorage(Path(url.removeprefix("file://")))
+        config: dict[str, Any] = dict(options or {})
+        client: dict[str, Any] = {}
+        if url.startswith("s3"):
+            config.setdefault("checksum_algorithm", "SHA256")
+        if config.get("endpoint", "").startswith("http://"):
+            client["allow_http"] = True
+        return Storage(from_url(url, config=config, client_options=client or None), url)
+    except (BaseError, OSError, ValueError, TypeError) as error:
+        raise StorageError(
+            f"Storage {url} cannot be opened: {str(error).split(chr(10), 1)[0][:300]}",
+            hint="storage.url and storage.options say where it is and how it is reached",
+        ) from None
+
+
+def check_name(name: str) -> str:
+    """``name`` if it is one that every store spells alike, else StorageError."""
+    parts = name.split("/")
+    if any(not _PART.fullmatch(part) or set(part) <= {"."} for part in parts):
+        raise StorageError(f"{name!r} cannot name an object in Storage")
+    return name
+
+
+def _described(found: Any) -> StoredObject:
+    return StoredObject(found["path"], found["size"], found["last_modified"])
+
+
+def _parts(data: bytes | memoryview | Path) -> Iterator[bytes | memoryview]:
+    if not isinstance(data, Path):
+        yield data
+        return
+    with data.open("rb") as file:
+        while part := file.read(1 << 20):
+            yield part
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
