@@ -7,6 +7,7 @@ believed without a check of its own.
 
 import base64
 from dataclasses import dataclass
+from hashlib import sha256
 
 import msgspec
 
@@ -38,13 +39,30 @@ class LogInclusion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     record: str
 
 
-class CertificateDocument(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The file. ``public_key``: base64 of the signer's 32 bytes, as the signer states them."""
+class DocumentBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the file's checksum covers.
+
+    ``public_key``: base64 of the signer's 32 bytes, as the signer states them.
+    """
 
     envelope: dsse.Envelope
     format: str
     log: LogInclusion
     public_key: str
+
+
+class CertificateDocument(DocumentBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The file.
+
+    ``sha256`` (hex) covers the canonical JSON of all other fields. It proves nothing against who
+    can compute it; it finds any damage, also in a cosignature of a witness nobody here knows.
+    """
+
+    sha256: str
+
+    def is_intact(self) -> bool:
+        """Whether the checksum fits."""
+        return self.sha256 == _checksum(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +91,11 @@ def sign_statement(statement: ErasureStatement, signer: SigningKey) -> SignedSta
 
 def make_certificate(signed: SignedStatement, inclusion: LogInclusion) -> bytes:
     """The certificate's bytes, from a signed statement and the proof that it was logged."""
-    document = CertificateDocument(
-        envelope=signed.envelope,
-        format=FORMAT,
-        log=inclusion,
-        public_key=base64.b64encode(signed.public_key).decode(),
+    public_key = base64.b64encode(signed.public_key).decode()
+    body = DocumentBody(
+        envelope=signed.envelope, format=FORMAT, log=inclusion, public_key=public_key
     )
-    return _ENCODER.encode(document) + b"\n"
+    return _ENCODER.encode(_with_checksum(body)) + b"\n"
 
 
 def parse_certificate(data: bytes) -> CertificateDocument:
@@ -115,6 +131,23 @@ def payload_of(document: CertificateDocument) -> bytes:
         return decode_base64(document.envelope.payload)
     except NoteFormatError as error:
         raise CertificateFormatError(f"the payload is malformed: {error.message}") from None
+
+
+def _with_checksum(body: DocumentBody) -> CertificateDocument:
+    return CertificateDocument(
+        envelope=body.envelope,
+        format=body.format,
+        log=body.log,
+        public_key=body.public_key,
+        sha256=_checksum(body),
+    )
+
+
+def _checksum(whole: DocumentBody) -> str:
+    body = DocumentBody(
+        envelope=whole.envelope, format=whole.format, log=whole.log, public_key=whole.public_key
+    )
+    return sha256(_ENCODER.encode(body)).hexdigest()
 
 
 class _Format(msgspec.Struct):
