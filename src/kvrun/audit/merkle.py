@@ -90,7 +90,7 @@ class Frontier:
         while position < end:
             aligned = (self.size & -self.size) or (1 << (end - position).bit_length())
             count = min(aligned, 1 << ((end - position).bit_length() - 1))
-            self._push(_perfect_root(leaves[position : position + count]), count)
+            self._push(perfect_root(leaves[position : position + count]), count)
             position += count
 
     def root(self) -> bytes:
@@ -221,7 +221,8 @@ def _split(count: int) -> int:
     return 1 << ((count - 1).bit_length() - 1)
 
 
-def _perfect_root(level: Sequence[bytes]) -> bytes:
+def perfect_root(level: Sequence[bytes]) -> bytes:
+    """The root over a power of two of leaf hashes."""
     start = _NODE_START.copy
     while len(level) > 1:
         pairs = iter(level)
