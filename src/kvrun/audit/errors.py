@@ -31,3 +31,9 @@ class NoteFormatError(AuditError):
     """A signed note, checkpoint, verifier key or proof is malformed."""
 
     status = 400
+
+
+class TimestampError(AuditError):
+    """A timestamp is malformed, or is not a trusted authority's over these bytes."""
+
+    status = 400
