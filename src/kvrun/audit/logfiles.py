@@ -7,11 +7,11 @@ are kept, and the next ``write`` puts them on disk first.
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 from kvrun.audit.chain import chain_events
 from kvrun.audit.checkpoint import Checkpoint, CheckpointSigner, sign_checkpoint
+from kvrun.audit.reading import release_segments
 from kvrun.audit.record import AuditEvent, decode_record
 from kvrun.audit.recovery import RecoveredLog
 from kvrun.audit.segment import (
@@ -20,7 +20,6 @@ from kvrun.audit.segment import (
     Manifest,
     SegmentFile,
     TreePoint,
-    first_seq_of,
     list_segments,
     manifest_path,
     replace_file,
@@ -142,12 +141,7 @@ class LogFiles:
 
         Manifests stay, so the log still chains. Returns the number of bytes freed.
         """
-        freed = 0
-        for segment, following in pairwise(list_segments(self._folder)):
-            if (first_seq_of(following) or 0) - 1 > through_seq:
-                break
-            freed += segment.stat().st_size
-            segment.unlink()
+        freed = release_segments(self._folder, through_seq)
         self.stored_bytes -= freed
         return freed
 

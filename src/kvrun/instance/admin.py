@@ -56,6 +56,10 @@ class AdminService:
             "flush": self._flush,
         }
 
+    def add(self, operations: Mapping[str, Callable[[Mapping[str, str]], object]]) -> None:
+        """Offer further operations."""
+        self._operations.update(operations)
+
     def call(self, operation: str, arguments: Mapping[str, str]) -> bytes:
         """Carry out one operation; its result as JSON.
 

@@ -27,6 +27,7 @@ from kvrun.config import KvrunConfig
 from kvrun.errors import KvrunError
 from kvrun.filelock import FileTakenError, hold_file
 from kvrun.instance.admin import AdminService
+from kvrun.instance.audit_access import AuditAccess
 from kvrun.instance.instance import Instance
 from kvrun.instance.journal import Journal
 from kvrun.instance.launch_secrets import LaunchSecrets
@@ -175,6 +176,7 @@ def _open_instance(
                 "memory_tier": "locked" if memory.locked else f"not locked: {memory.lock_error}",
             },
         )
+        admin.add(AuditAccess(log).operations())
         server = InstanceServer(
             instance,
             Transfers(instance.handles, journal, threads),
