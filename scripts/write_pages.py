@@ -68,6 +68,11 @@ SECTION_INTROS = {
     "instance": "The daemon of one box: where it keeps data and how much of it.",
     "keys": "The root of the key hierarchy and when session keys are destroyed.",
     "audit": "The append-only audit log, its collection and how long what was collected is kept.",
+    "witness": (
+        "Who else remembers the log's checkpoints; several can be set. With none, nobody else "
+        "notices when whoever\nholds the machine and the collected logs rewrites them. "
+        "[witnesses.md](witnesses.md) says what each one shows."
+    ),
     "storage": "The workspace's Storage, for collected logs.",
     "gateway": (
         "Who may ask, and how a request is assigned to a tenant and a session. `engine_url`, "

@@ -75,6 +75,25 @@ def test_an_environment_variable_wins_over_the_file() -> None:
         ('[deployment]\nname = "a b"', ["deployment.name", '"a b"']),
         ("[deployment]\nstateless = 3", ["deployment.stateless = 3", "true or false"]),
         ('[gateway]\nhost = "0.0.0.0"', ["[gateway]", "tls_cert", "behind_proxy"]),
+        ("[witness]\nurls = [1]", ["witness.urls", "1"]),
+        ("[witness]\nurls = []\nkeys_file = 'k'", ["[witness]", "urls and keys_file belong"]),
+        ("[witness]\nurls = ['https://w']", ["[witness]", "urls and keys_file belong"]),
+        (
+            "[witness]\nkeys_file = 'k'\nurls = ['http://w.example/']",
+            ["witness.urls", "'http://w.example/'", "https, or http on a loopback"],
+        ),
+        ("[witness]\nurls = ['w.example']\nkeys_file = 'k'", ["witness.urls", "https://"]),
+        ("[witness]\nurls = ['https://u:p@w']\nkeys_file = 'k'", ["witness.urls", "password"]),
+        (
+            '[witness]\ngit_remote = "ext::sh -c id"',
+            ["witness.git_remote", '"ext::sh -c id"', "HOST:PATH"],
+        ),
+        ('[witness]\ngit_remote = "-oProxyCommand=x:y"', ["witness.git_remote", "HOST:PATH"]),
+        ('[witness]\ngit_branch = "--force"', ["witness.git_branch", '"--force"', "letters"]),
+        ('[witness]\ngit_token_file = "t"', ["git_token_file needs a git_remote", "https://"]),
+        ('[witness]\ntimestamp_url = "https://t"', ["timestamp_url and timestamp_ca_file"]),
+        ("[witness]\ntimeout_s = 0", ["witness.timeout_s = 0", "more than 0"]),
+        ("witness = 3", ["witness = 3", "section"]),
         ("gateway = 3", ["gateway = 3", "section"]),
         ("[engine]\nenv = 3", ["engine.env = 3", "table"]),
         ("[engine", ["not valid TOML"]),
@@ -87,6 +106,26 @@ def test_every_error_names_the_key_the_value_and_what_is_allowed(
     assert "/srv/kv/kvrun.toml" in message
     for part in expected:
         assert part in message
+
+
+def test_witnesses_are_none_unless_they_are_set() -> None:
+    assert parse().witness.names == ()
+    config = parse(
+        """[witness]
+        urls = ["https://w.example/kvrun", "http://127.0.0.1:8470"]
+        keys_file = "witnesses.vkey"
+        git_remote = "git@git.example:audit/checkpoints.git"
+        timestamp_url = "http://tsa.example/tsr"
+        timestamp_ca_file = "/etc/tsa.pem"
+        """
+    )
+    assert config.witness.keys_file == FOLDER / "witnesses.vkey"
+    assert config.witness.names == (
+        "w.example",
+        "127.0.0.1:8470",
+        "git git@git.example:audit/checkpoints.git",
+        "timestamps of tsa.example",
+    )
 
 
 def test_an_error_from_the_environment_names_the_variable() -> None:

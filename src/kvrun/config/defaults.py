@@ -19,6 +19,12 @@ _PATHS = (
     ("gateway", "instance_socket"),
     ("gateway", "claim_key_file"),
     ("gateway", "state_dir"),
+    ("witness", "keys_file"),
+    ("witness", "git_repository"),
+    ("witness", "git_ssh_key_file"),
+    ("witness", "git_token_file"),
+    ("witness", "timestamp_ca_file"),
+    ("witness", "tls_ca_file"),
 )
 
 
@@ -31,7 +37,8 @@ def complete(document: dict[str, Any], folder: Path) -> None:
     instance = document.setdefault("instance", {})
     gateway = document.setdefault("gateway", {})
     engine = document.get("engine", {})
-    if not all(isinstance(table, dict) for table in (instance, gateway, engine)):
+    witness = document.setdefault("witness", {})
+    if not all(isinstance(table, dict) for table in (instance, gateway, engine, witness)):
         return
     instance.setdefault("data_dir", str(InstanceSection.model_fields["data_dir"].default))
     for section, key in _PATHS:

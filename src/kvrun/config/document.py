@@ -15,6 +15,7 @@ from kvrun.config.keys import KeysSection
 from kvrun.config.layout import UNIX_PATH_MAX, DataLayout
 from kvrun.config.storage import StorageSection
 from kvrun.config.values import Section
+from kvrun.config.witness import WitnessSection
 
 
 class KvrunConfig(Section):
@@ -24,6 +25,7 @@ class KvrunConfig(Section):
     instance: InstanceSection = InstanceSection()
     keys: KeysSection = KeysSection()
     audit: AuditSection = AuditSection()
+    witness: WitnessSection = WitnessSection()
     storage: StorageSection = StorageSection()
     gateway: GatewaySettings
     engine: EngineSection = EngineSection()

@@ -1,6 +1,5 @@
 """``[gateway]``: where it listens, whose requests it takes and how they become a tenant's."""
 
-import ipaddress
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from kvrun.config.values import ByteSize, Section, setting
+from kvrun.config.values import ByteSize, Section, is_loopback, setting
 
 JwtAlgorithm = Literal[
     "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"
@@ -171,12 +170,7 @@ class GatewaySettings(Section):
     @property
     def is_loopback(self) -> bool:
         """Whether only this machine can reach the gateway."""
-        if self.host == "localhost":
-            return True
-        try:
-            return ipaddress.ip_address(self.host.strip("[]")).is_loopback
-        except ValueError:
-            return False
+        return is_loopback(self.host)
 
     @property
     def tenant_source(self) -> TenantSource:

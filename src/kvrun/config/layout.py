@@ -54,6 +54,11 @@ class DataLayout:
         return self.data_dir / "audit"
 
     @property
+    def witness(self) -> Path:
+        """What witnesses of the log left here: timestamps, and a Git repository."""
+        return self.data_dir / "witness"
+
+    @property
     def instance_socket(self) -> Path:
         """Socket of the instance daemon."""
         return self.run / "instance.sock"

@@ -1,5 +1,6 @@
 """Value types that several sections share: sizes, scope ids, section base class."""
 
+import ipaddress
 import re
 from decimal import Decimal
 from typing import Annotated, Any
@@ -47,6 +48,16 @@ class Section(BaseModel):
     """A section of ``kvrun.toml``: immutable, unknown keys refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a server that listens on ``host``."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
 
 
 def setting(default: Any, description: str, **constraints: Any) -> Any:
