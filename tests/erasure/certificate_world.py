@@ -225,6 +225,7 @@ def parent() -> ErasureStatement:
         tiers=[],
         gpu=GpuEntry(),
         verification=[],
+        claim_class=None,
         children=[
             ChildEntry(
                 deployment="support",

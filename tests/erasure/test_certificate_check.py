@@ -328,6 +328,7 @@ def test_nothing_held_is_said_as_such() -> None:
 def test_a_parent_lists_its_children() -> None:
     report = check(Operator().issue(parent()))
     assert report.exit_code == 0
+    assert "lists_children" in codes(report)
     assert report.statement is not None
     assert [item.outcome for item in report.statement.children] == ["erased", "nothing_held"]
 

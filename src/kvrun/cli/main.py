@@ -12,6 +12,7 @@ from kvrun import __version__
 from kvrun.cli import (
     audit,
     bench,
+    certificate,
     demo,
     doctor,
     erase,
@@ -19,6 +20,7 @@ from kvrun.cli import (
     requests,
     run_one,
     status,
+    trust,
     up,
     verify,
 )
@@ -83,5 +85,7 @@ app.command("demo")(demo.demo)
 app.command("verify")(verify.verify_command)
 app.add_typer(audit.app, name="audit")
 app.add_typer(bench.app, name="bench")
+app.add_typer(certificate.app, name="certificate")
 app.add_typer(erase.app, name="erase")
 app.add_typer(requests.app, name="requests")
+app.add_typer(trust.app, name="trust")

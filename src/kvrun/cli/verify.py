@@ -1,4 +1,4 @@
-"""``kvrun verify``: check an audit log offline, without trusting who wrote it."""
+"""``kvrun verify``: check a certificate or an audit log offline, trusting nobody who wrote it."""
 
 import time
 from pathlib import Path
@@ -11,12 +11,27 @@ from kvrun.audit.errors import AuditError
 from kvrun.audit.files import read_keys, verify_files
 from kvrun.audit.verdict import Aspect, Code, VerificationReport
 from kvrun.audit.verify import Trust
+from kvrun.cli.certificate import (
+    Opening,
+    TrustFile,
+    check_file,
+    is_certificate,
+    print_report,
+)
+from kvrun.cli.trust import read_anchor
+from kvrun.erasure.errors import ErasureError
 
 
 def verify_command(
     segments: Annotated[
-        list[Path], typer.Argument(metavar="SEGMENT...", help="Segments, or whole log folders.")
+        list[Path],
+        typer.Argument(metavar="FILE...", help="A certificate; or segments or whole log folders."),
     ],
+    trust: TrustFile = None,
+    subject: Annotated[
+        str | None, typer.Option(help="The id that the certificate must be about.")
+    ] = None,
+    opening: Opening = None,
     checkpoint: Annotated[
         list[Path] | None,
         typer.Option(help="A checkpoint that somebody else than the log kept. Repeatable."),
@@ -35,22 +50,33 @@ def verify_command(
     ] = 300.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Verify an audit log offline: integrity, completeness, freshness, witnessed.
+    """Verify an erasure certificate or an audit log offline.
 
+    A certificate: one line a check. An audit log: integrity, completeness, freshness, witnessed.
     Ends with status 0 when nothing failed under a trusted key, 1 when something failed, and 2 when
-    nothing failed but the signing key was only taken from the log itself (no --key).
+    nothing failed but the signing key was only taken from the file itself (no --trust or --key).
 
-    Example: kvrun verify data/audit --key log.vkey --checkpoint kept-elsewhere/checkpoint
+    Example: kvrun verify certificate.json --trust anchor.json
     """
-    trust = Trust(
-        keys=read_keys(key) if key else (),
-        witnesses=read_keys(witness_key) if witness_key else (),
+    if subject is not None or opening is not None or any(map(is_certificate, segments)):
+        if len(segments) != 1:
+            raise ErasureError("one certificate at a time", hint="Name one file.")
+        checked = check_file(
+            segments[0], trust=trust, opening=opening, subject=subject, now=time.time()
+        )
+        print_report(checked, as_json)
+        raise typer.Exit(checked.exit_code)
+    anchor = read_anchor(trust) if trust else None
+    known = Trust(
+        keys=(read_keys(key) if key else ()) + (anchor.logs() if anchor else ()),
+        witnesses=(read_keys(witness_key) if witness_key else ())
+        + (anchor.witnesses() if anchor else ()),
         remembered=tuple(_read(path) for path in checkpoint or ()),
         now=time.time(),
         max_age_seconds=max_age,
         max_silence_seconds=max_silence,
     )
-    report = verify_files(segments, trust)
+    report = verify_files(segments, known)
     typer.echo(report_json(report) if as_json else report_text(report))
     raise typer.Exit(report.exit_code)
 

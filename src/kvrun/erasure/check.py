@@ -260,13 +260,17 @@ def _erasure(statement: ErasureStatement, now: float) -> tuple[CheckCode, str]:
     ]
     if failed:
         return CheckCode.VERIFICATION_FAILED, f"failed after the erasure: {', '.join(failed)}"
-    if not statement.children and not (
-        held == bool(statement.keys) and held == (statement.root is not None)
-    ):
+    if {held, bool(statement.keys), statement.root is not None} != {held}:
         return CheckCode.CLAIM_CONTRADICTS, "class, destroyed keys and root do not fit together"
     if statement.unacknowledged or pending:
         names = ", ".join([*statement.unacknowledged, *pending])
         return CheckCode.UNACKNOWLEDGED, f"not confirmed when issued: {names}"
+    if any(item.outcome is ChildOutcome.ERASED for item in statement.children):
+        count = sum(item.outcome is ChildOutcome.ERASED for item in statement.children)
+        return (
+            CheckCode.LISTS_CHILDREN,
+            f"{count} certificate(s) of deployments: check each of them",
+        )
     if statement.claim_class is None:
         return CheckCode.NOTHING_HELD, "nothing was held, so no key was destroyed"
     if statement.claim_class is ClaimClass.LOGICAL:

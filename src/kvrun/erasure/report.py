@@ -51,6 +51,7 @@ class CheckCode(StrEnum):
     BAD_COSIGNATURE = "bad_cosignature"
     COMPLETE = "complete"
     NOTHING_HELD = "nothing_held"
+    LISTS_CHILDREN = "lists_children"
     NOT_YET_COMPLETE = "not_yet_complete"
     UNACKNOWLEDGED = "unacknowledged"
     LOGICAL_ONLY = "logical_only"
@@ -105,6 +106,7 @@ _PASSES = {
     CheckCode.COSIGNED,
     CheckCode.COMPLETE,
     CheckCode.NOTHING_HELD,
+    CheckCode.LISTS_CHILDREN,
     CheckCode.OPENED,
 }
 _LEAVES_OPEN = {
