@@ -74,6 +74,7 @@ SECTION_INTROS = {
         "[witnesses.md](witnesses.md) says what each one shows."
     ),
     "storage": "The workspace's Storage, for collected logs.",
+    "erasure": "How long an erasure waits for an engine, and which backups there are.",
     "gateway": (
         "Who may ask, and how a request is assigned to a tenant and a session. `engine_url`, "
         "`instance_socket`,\n`state_dir` and `api_keys_file` follow the other sections while they "

@@ -9,6 +9,7 @@ from pydantic import model_validator
 from kvrun.config.audit import AuditSection
 from kvrun.config.deployment import DeploymentSection
 from kvrun.config.engine import EngineSection
+from kvrun.config.erasure import ErasureSection
 from kvrun.config.gateway import GatewaySettings
 from kvrun.config.instance import InstanceSection
 from kvrun.config.keys import KeysSection
@@ -27,6 +28,7 @@ class KvrunConfig(Section):
     audit: AuditSection = AuditSection()
     witness: WitnessSection = WitnessSection()
     storage: StorageSection = StorageSection()
+    erasure: ErasureSection = ErasureSection()
     gateway: GatewaySettings
     engine: EngineSection = EngineSection()
 

@@ -59,6 +59,11 @@ class DataLayout:
         return self.data_dir / "witness"
 
     @property
+    def erasure(self) -> Path:
+        """Erasure jobs and the ledger: beside the keys, so that an old copy of those undoes none."""
+        return self.data_dir / "erasure"
+
+    @property
     def instance_socket(self) -> Path:
         """Socket of the instance daemon."""
         return self.run / "instance.sock"
