@@ -142,6 +142,15 @@ class Connection:
         self._pending.clear()
         return messages
 
+    def has_mail(self) -> bool:
+        """Whether a poll would find something, the daemon's end included."""
+        if self.closed or self._pending:
+            return True
+        try:
+            return bool(select.select([self._sock], [], [], 0)[0])
+        except (OSError, ValueError):
+            return True
+
     def close(self) -> None:
         """Close the socket; queued messages are dropped."""
         if not self.closed:
@@ -189,6 +198,11 @@ class Reconnector:
             )
             self._thread.start()
         return None
+
+    @property
+    def found(self) -> bool:
+        """Whether a poll would give a connection."""
+        return self._found is not None
 
     def close(self) -> None:
         """Stop searching."""

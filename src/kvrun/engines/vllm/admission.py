@@ -18,6 +18,8 @@ from kvrun.instance.protocol import (
     Match,
     Matched,
     Revoked,
+    Scrub,
+    Scrubbed,
     Started,
     Verdict,
 )
@@ -80,6 +82,8 @@ class Admissions:
         self._requests: dict[str, Admission] = {}
         self._waiting: dict[int, str] = {}
         self._silent = 0
+        self._scrubs: list[Scrub] = []
+        self.connections = 0
         self._adopt(connection)
 
     @property
@@ -169,10 +173,26 @@ class Admissions:
                     self._answered(message, denied)
                 elif isinstance(message, Revoked):
                     self._revoked(message, denied)
+                elif isinstance(message, Scrub):
+                    self._scrubs.append(message)
             if connection.closed:
                 self._lost(denied)
         self._expire(denied)
         return denied
+
+    def has_mail(self) -> bool:
+        """Whether a poll would find something; may be asked from any thread."""
+        connection = self._connection
+        return self._reconnector.found if connection is None else connection.has_mail()
+
+    def take_scrubs(self) -> list[Scrub]:
+        """What the daemon asked to be scrubbed since the last call."""
+        taken, self._scrubs = self._scrubs, []
+        return taken
+
+    def report_scrub(self, report: Scrubbed) -> None:
+        """Tell the daemon how far a scrub is."""
+        self._send(report)
 
     def close(self) -> None:
         """Close the connection."""
@@ -253,6 +273,8 @@ class Admissions:
     def _adopt(self, connection: Connection | None) -> None:
         if connection is not None:
             self._connection = connection
+            self.connections += 1
+            self._scrubs.clear()
             self._silent = 0
             self.stateless = connection.welcome.stateless
             self._deadline_s = connection.welcome.match_deadline_ms / 1000
@@ -271,5 +293,5 @@ class Admissions:
                 admission.reason = "the instance daemon did not answer in time"
                 denied.append(request_id)
 
-    def _send(self, message: Match | Started | Finished) -> bool:
+    def _send(self, message: Match | Started | Finished | Scrubbed) -> bool:
         return self._connection is not None and self._connection.send(message)

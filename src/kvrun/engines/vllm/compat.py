@@ -7,6 +7,9 @@ this pin moves.
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
+
 from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorMetadata,
@@ -15,6 +18,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
     OffloadingConnectorMetadata,
+    OffloadingWorkerMetadata,
     TransferJob,
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import (
@@ -22,8 +26,12 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import (
     OffloadingConnectorScheduler,
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
+from vllm.forward_context import ForwardContext
 from vllm.logger import init_logger
+from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
 from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.engine import EngineCoreRequestType
+from vllm.v1.engine.core import EngineCoreProc
 from vllm.v1.kv_cache_interface import KVCacheConfig, SlidingWindowSpec
 from vllm.v1.kv_offload.base import (
     CanonicalKVCaches,
@@ -89,14 +97,33 @@ def require_supported_version() -> str:
     return version
 
 
+def engine_wake() -> Callable[[], None] | None:
+    """What makes the engine core that is being constructed look for work; None without one.
+
+    vLLM gives a connector no way to its engine core. A connector is made within the core's own
+    constructor, so the core is found among the callers.
+    """
+    frame = inspect.currentframe()
+    while frame is not None:
+        core = frame.f_locals.get("self")
+        if isinstance(core, EngineCoreProc):
+            put = core.input_queue.put_nowait
+            return lambda: put((EngineCoreRequestType.WAKEUP, None))
+        frame = frame.f_back
+    return None
+
+
 __all__ = [
     "SUPPORTED_MINOR",
     "CacheHitSource",
     "CanonicalKVCaches",
     "EngineVersionError",
+    "ForwardContext",
     "GPULoadStoreSpec",
     "GroupOffloadConfig",
+    "KVCacheBlocks",
     "KVCacheConfig",
+    "KVCacheManager",
     "KVConnectorMetadata",
     "KVConnectorOutput",
     "KVConnectorRole",
@@ -111,6 +138,7 @@ __all__ = [
     "OffloadingManager",
     "OffloadingSpec",
     "OffloadingWorker",
+    "OffloadingWorkerMetadata",
     "PrepareStoreOutput",
     "ReqContext",
     "Request",
@@ -121,6 +149,7 @@ __all__ = [
     "TransferResult",
     "VllmConfig",
     "engine_version",
+    "engine_wake",
     "get_offload_block_hash",
     "get_offload_group_idx",
     "init_logger",

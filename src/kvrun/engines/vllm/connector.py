@@ -14,23 +14,32 @@ from typing import Any
 from kvrun.claims.claim import CLAIM_PARAMETER
 from kvrun.engines.vllm.admission import Admission, Admissions, State
 from kvrun.engines.vllm.compat import (
+    ForwardContext,
+    KVCacheBlocks,
     KVCacheConfig,
+    KVCacheManager,
     KVConnectorMetadata,
     KVConnectorOutput,
     KVConnectorRole,
     KVConnectorTransferResults,
     OffloadingConnector,
     OffloadingConnectorMetadata,
+    OffloadingWorkerMetadata,
     Request,
     SchedulerOutput,
     TransferJob,
     VllmConfig,
+    engine_wake,
     init_logger,
 )
+from kvrun.engines.vllm.enginepages import EnginePages
 from kvrun.engines.vllm.governance import check_engine, engine_fingerprint
 from kvrun.engines.vllm.retention import keep_answers
+from kvrun.engines.vllm.scrub import PageScrubber
 from kvrun.engines.vllm.spec import KvrunOffloadingSpec
+from kvrun.engines.vllm.wake import MailWaker
 from kvrun.engines.vllm.worker import GovernedWorker
+from kvrun.instance.protocol import Scrubbed, page_owner
 
 _IDLE_WAIT_S = 0.001
 _log = init_logger("vllm.kvrun")
@@ -38,12 +47,16 @@ _log = init_logger("vllm.kvrun")
 
 @dataclass(repr=False)
 class KvrunConnectorMetadata(OffloadingConnectorMetadata):
-    """One step's transfers; ``idle`` says that the engine computes nothing in this step."""
+    """One step's transfers; ``idle`` says that the engine computes nothing in this step.
+
+    ``scrub`` is the number of a scrub order and the pages that every worker zeroes.
+    """
 
     load_jobs: dict[int, TransferJob] = field(default_factory=dict)
     store_jobs: dict[int, TransferJob] = field(default_factory=dict)
     jobs_to_flush: set[int] | None = None
     idle: bool = False
+    scrub: tuple[int, tuple[int, ...]] | None = None
 
     def __repr__(self) -> str:
         return f"KvrunConnectorMetadata({len(self.load_jobs)} loads, {len(self.store_jobs)} stores)"
@@ -65,11 +78,38 @@ class KvrunConnector(OffloadingConnector):
         if self.connector_scheduler is not None:
             keep_answers(self.connector_scheduler)
         self._requests: dict[str, Request] = {}
+        self._ranks = vllm_config.parallel_config.world_size
+        self._scrubber: PageScrubber | None = None
+        self._waker: MailWaker | None = None
+        self._connections = 0
+        wake = engine_wake() if role is KVConnectorRole.SCHEDULER else None
+        if wake is not None:
+            self._waker = MailWaker(self.admissions.has_mail, wake)
 
     @property
     def admissions(self) -> Admissions:
         """The scheduler side's admissions."""
         return self.scheduler.manager.admissions
+
+    def bind_kv_cache_manager(self, kv_cache_manager: KVCacheManager) -> None:
+        super().bind_kv_cache_manager(kv_cache_manager)
+        pages = EnginePages(kv_cache_manager, self.scheduler)
+        self._scrubber = PageScrubber(pages, self._ranks)
+
+    def has_pending_push_work(self) -> bool:
+        scrubbing = self._scrubber is not None and self._scrubber.pending
+        return scrubbing or self.admissions.has_mail() or super().has_pending_push_work()
+
+    def shutdown(self) -> None:
+        if self._waker is not None:
+            self._waker.close()
+        super().shutdown()
+
+    def update_state_after_alloc(
+        self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
+    ) -> None:
+        self._own(request.request_id, blocks.get_block_ids())
+        super().update_state_after_alloc(request, blocks, num_external_tokens)
 
     def on_new_request(self, request: Request) -> None:
         claim = _take_claim(request)
@@ -105,7 +145,11 @@ class KvrunConnector(OffloadingConnector):
         return super().get_num_new_matched_tokens(request, num_computed_tokens)
 
     def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
+        cached = scheduler_output.scheduled_cached_reqs
+        for request_id, pages in zip(cached.req_ids, cached.new_block_ids, strict=True):
+            self._own(request_id, pages or ())
         for scheduled in scheduler_output.scheduled_new_reqs:
+            self._own(scheduled.req_id, scheduled.block_ids)
             admission = self.admissions.get(scheduled.req_id)
             if admission is not None:
                 local = admission.engine_tokens
@@ -120,9 +164,22 @@ class KvrunConnector(OffloadingConnector):
             self._deny_if_denied(request_id)
         for request_id in scheduler_output.finished_req_ids or ():
             self._requests.pop(request_id, None)
-        return KvrunConnectorMetadata(meta.load_jobs, meta.store_jobs, meta.jobs_to_flush, idle)
+        scrub = self._next_scrub()
+        return KvrunConnectorMetadata(
+            meta.load_jobs, meta.store_jobs, meta.jobs_to_flush, idle, scrub
+        )
+
+    def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
+        super().start_load_kv(forward_context, **kwargs)
+        metadata = self._connector_metadata
+        if isinstance(metadata, KvrunConnectorMetadata) and metadata.scrub is not None:
+            self._worker().transfers.scrub(*metadata.scrub)
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
+        meta = connector_output.kv_connector_worker_meta
+        if isinstance(meta, OffloadingWorkerMetadata) and self._scrubber is not None:
+            for order in [job for job in meta.completed_jobs if job < 0]:
+                self._scrubber.zeroed(-order, meta.completed_jobs.pop(order))
         super().update_connector_output(connector_output)
         for request_id in connector_output.failed_recving or ():
             self._ask_again(request_id, self.admissions.load_failed)
@@ -130,8 +187,7 @@ class KvrunConnector(OffloadingConnector):
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         side = self.connector_worker
         assert side is not None
-        worker = side.worker
-        assert isinstance(worker, GovernedWorker)
+        worker = self._worker()
         metadata = self._connector_metadata
         idle = isinstance(metadata, KvrunConnectorMetadata) and metadata.idle
         # While only loads are in flight the engine spins; waiting gives the CPU to the daemon.
@@ -140,6 +196,9 @@ class KvrunConnector(OffloadingConnector):
         results = super().get_transfer_results(finished_req_ids)
         failed, worker.failed_loads = worker.failed_loads, set()
         results.failed_recving |= {jobs[job] for job in failed if job in jobs}
+        for order in worker.transfers.scrubbed():
+            # Counted over the ranks like a transfer; vLLM numbers its own from 0 up.
+            side._connector_worker_meta.mark_completed(-order)
         return results
 
     def request_finished_all_groups(
@@ -154,6 +213,35 @@ class KvrunConnector(OffloadingConnector):
             pages = {block for group in block_ids for block in group if block}
             self._kv_cache_manager.evict_blocks(pages)
         return result
+
+    def _worker(self) -> GovernedWorker:
+        assert self.connector_worker is not None
+        worker = self.connector_worker.worker
+        assert isinstance(worker, GovernedWorker)
+        return worker
+
+    def _own(self, request_id: str, pages: Sequence[Sequence[int]]) -> None:
+        request = self._requests.get(request_id)
+        if self._scrubber is not None and request is not None:
+            owner = page_owner(request.cache_salt or "")
+            for group in pages:
+                self._scrubber.own(owner, group)
+
+    def _next_scrub(self) -> tuple[int, tuple[int, ...]] | None:
+        scrubber = self._scrubber
+        if scrubber is None:
+            return None
+        if self._connections != self.admissions.connections:
+            self._connections = self.admissions.connections
+            scrubber.forget_calls()
+        for asked in self.admissions.take_scrubs():
+            scrubber.ask(asked.call, asked.owners, asked.everything)
+        order = scrubber.next_order()
+        for told in scrubber.progress():
+            self.admissions.report_scrub(
+                Scrubbed(told.call, told.evicted, told.scrubbed, told.held)
+            )
+        return order
 
     def _ask_again(self, request_id: str, ask: Callable[[str, Sequence[bytes]], None]) -> None:
         request = self._requests.get(request_id)

@@ -6,7 +6,7 @@ here imports the engine, so that torch alone tests it.
 """
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
@@ -48,6 +48,9 @@ class PageCopier(Protocol):
 
     def submit_scatter(self, batch: Sequence[PageCopy]) -> CopyHandle:
         """Starts copying blocks from staging into the engine's memory."""
+
+    def submit_zero(self, block_ids: Sequence[int]) -> CopyHandle:
+        """Starts zeroing these rows of every tensor, after the compute submitted so far."""
 
     def done(self, handle: CopyHandle) -> bool:
         """Whether the batch is complete; never waits."""
@@ -134,6 +137,12 @@ class CpuPageCopier:
             self.scatter(group, block_id, offset)
         return _COMPLETE
 
+    def submit_zero(self, block_ids: Sequence[int]) -> CopyHandle:
+        """Zeroes these rows of every tensor at once; the handle is complete."""
+        for row in self._layout.rows(block_ids):
+            row.zero_()
+        return _COMPLETE
+
     def done(self, handle: CopyHandle) -> bool:
         """Always true: a submitted copy is complete."""
         return True
@@ -193,6 +202,16 @@ class CudaPageCopier:
     def submit_scatter(self, batch: Sequence[PageCopy]) -> CopyHandle:
         """Starts copying blocks from staging; leave staging alone until :meth:`done`."""
         return self._submit(batch, into_staging=False)
+
+    def submit_zero(self, block_ids: Sequence[int]) -> CopyHandle:
+        """Starts zeroing these rows of every tensor, on the compute stream itself: what is
+        computed from now on finds them zero."""
+        for row in self._layout.rows(block_ids):
+            row.zero_()
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(self._device))
+        handle: CopyHandle = event
+        return handle
 
     def done(self, handle: CopyHandle) -> bool:
         """Whether every copy of the batch is complete."""
@@ -278,6 +297,14 @@ class _Layout:
             raise PageLayoutError("staging is not one contiguous run of bytes")
         self.staging = staging
         self._staging_bytes = staging.numel()
+
+    def rows(self, block_ids: Sequence[int]) -> Iterator[torch.Tensor]:
+        """These rows of every tensor. Raises PageLayoutError for one that does not exist."""
+        for tensor in self.tensors:
+            for block_id in block_ids:
+                if not 0 <= block_id < tensor.shape[0]:
+                    raise PageLayoutError(f"block {block_id}; there are {tensor.shape[0]}")
+                yield tensor[block_id]
 
     def check(self, group: int, block_id: int, offset: int) -> None:
         """Raises PageLayoutError for a copy outside the tensors or staging."""

@@ -89,6 +89,7 @@ class KvrunOffloadingSpec(OffloadingSpec):
             rank=self.config.parallel.rank,
             world_size=self.config.parallel.world_size,
             context_window=self.context_window,
+            scrubs=role is Role.SCHEDULER,
         )
 
 

@@ -99,6 +99,7 @@ class Transfers:
         # Slots of loads that ended before the daemon gave them back.
         self._left_behind: dict[int, tuple[Block, int]] = {}
         self._done: list[Done] = []
+        self._scrubs: list[tuple[int, CopyHandle]] = []
 
     def store(self, job: int, handle: int, blocks: Sequence[tuple[Block, int]]) -> None:
         """Seal blocks: ``(block, page number)`` pairs. Blocks that find no slot wait for one."""
@@ -132,6 +133,16 @@ class Transfers:
         self._wait_for_copies()
         self._advance_copies()
         self._advance_stores()
+
+    def scrub(self, order: int, pages: Sequence[int]) -> None:
+        """Zero whole pages of the engine."""
+        self._scrubs.append((order, self._copier.submit_zero(pages)))
+
+    def scrubbed(self) -> list[int]:
+        """The orders whose pages are zero by now, each told once."""
+        done = [order for order, handle in self._scrubs if self._copier.done(handle)]
+        self._scrubs = [(o, handle) for o, handle in self._scrubs if o not in done]
+        return done
 
     def poll(self, wait_s: float = 0.0) -> list[Done]:
         """Move everything on; the transfers that finished since the last call."""

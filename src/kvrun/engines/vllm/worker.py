@@ -22,7 +22,7 @@ class GovernedWorker(OffloadingWorker):
     """
 
     def __init__(self, transfers: Transfers) -> None:
-        self._transfers = transfers
+        self.transfers = transfers
         self.failed_loads: set[int] = set()
         self.idle_wait_s = 0.0
 
@@ -31,19 +31,19 @@ class GovernedWorker(OffloadingWorker):
     ) -> bool:
         """Seal pages; always True: what cannot be stored is dropped."""
         assert isinstance(dst_spec, GovernedSpec)
-        self._transfers.store(job_id, dst_spec.handle, _pairs(dst_spec, src_spec))
+        self.transfers.store(job_id, dst_spec.handle, _pairs(dst_spec, src_spec))
         return True
 
     def submit_load(self, job_id: int, src_spec: LoadStoreSpec, dst_spec: GPULoadStoreSpec) -> bool:
         """Open blocks into pages; always True: what cannot be loaded is computed."""
         assert isinstance(src_spec, GovernedSpec)
-        self._transfers.load(job_id, src_spec.handle, _pairs(src_spec, dst_spec))
+        self.transfers.load(job_id, src_spec.handle, _pairs(src_spec, dst_spec))
         return True
 
     def get_finished(self) -> list[TransferResult]:
         """The transfers that ended since the last call."""
         results = []
-        for done in self._transfers.poll(self.idle_wait_s):
+        for done in self.transfers.poll(self.idle_wait_s):
             if done.failed:
                 self.failed_loads.add(done.job)
             results.append(TransferResult(done.job, True, done.size_bytes, done.seconds))
@@ -51,11 +51,11 @@ class GovernedWorker(OffloadingWorker):
 
     def wait(self, job_ids: set[int]) -> None:
         """The pages of these stores are about to change: copy them out now or drop them."""
-        self._transfers.settle_stores(job_ids)
+        self.transfers.settle_stores(job_ids)
 
     def shutdown(self) -> None:
         """Forget everything and close the channel."""
-        self._transfers.close()
+        self.transfers.close()
 
 
 def _pairs(spec: GovernedSpec, pages: GPULoadStoreSpec) -> Sequence[tuple[BlockRef, int]]:

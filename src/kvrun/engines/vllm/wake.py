@@ -1,0 +1,32 @@
+"""Mail from the daemon reaches an engine that has nothing to do.
+
+vLLM's engine core sleeps on its input queue while it has no request, and calls no connector then.
+A thread looks for mail and wakes it with the message that vLLM itself uses for its shutdown.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+_EVERY_S = 0.02
+
+
+class MailWaker:
+    """Calls ``wake`` while ``has_mail``, from a thread of its own, until it is closed."""
+
+    def __init__(self, has_mail: Callable[[], bool], wake: Callable[[], None]) -> None:
+        self._has_mail = has_mail
+        self._wake = wake
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="kvrun-mail", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._stop.set()
+
+    def _run(self) -> None:
+        while not self._stop.wait(_EVERY_S):
+            if self._has_mail():
+                self._wake()
