@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from kvrun.config.gateway import GatewaySettings
 from kvrun.errors import KvrunError
 from kvrun.gateway.app import GatewayParts, build_proxy
+from kvrun.gateway.direct import DirectProtocol
 from kvrun.gateway.server import bind
 
 Handler = Callable[[web.Request, dict[str, Any]], Awaitable[web.StreamResponse]]
@@ -151,7 +152,12 @@ async def start_gateway(
             parts = GatewayParts(chosen, claim_key=key, make_client=lambda: the_daemon)
             listener = bind("127.0.0.1", 0)
             config = uvicorn.Config(
-                build_proxy(chosen, parts), lifespan="on", access_log=False, log_level="error"
+                build_proxy(chosen, parts),
+                http=DirectProtocol,
+                ws="none",
+                lifespan="on",
+                access_log=False,
+                log_level="error",
             )
             server = uvicorn.Server(config)
             task = asyncio.create_task(server.serve(sockets=[listener]))

@@ -185,3 +185,66 @@ async def test_hanging_up_closes_the_connection(serve: Serve) -> None:
     answer = await engine.request("POST", "/x", "id-1", b"{}")
     answer.close()
     await asyncio.wait_for(closed.wait(), 5)
+
+
+async def test_a_pump_gives_everything_in_order_and_waits_where_it_is_told_to(
+    serve: Serve,
+) -> None:
+    total = 8 << 20
+    sent = b"".join(b"%08d" % number for number in range(total // 8))
+
+    async def flood(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_request(reader)
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % total)
+        writer.write(sent)
+        await writer.drain()
+        await reader.read()
+        writer.close()
+
+    engine = await serve(flood)
+    answer = await engine.request("POST", "/x", "id-1", b"{}")
+    got, full, calls_while_full = bytearray(), False, 0
+
+    def sink(data: bytes) -> bool:
+        nonlocal full, calls_while_full
+        calls_while_full += full
+        got.extend(data)
+        full = len(got) % 3 == 0
+        return not full
+
+    async def drain() -> None:
+        nonlocal full
+        await asyncio.sleep(0.001)
+        full = False
+
+    await asyncio.wait_for(answer.pump(sink, drain), 20)
+    assert bytes(got) == sent
+    assert calls_while_full == 0
+    assert len(engine._idle) == 1  # its connection is at hand for the next request
+
+
+async def test_a_pump_raises_what_its_sink_raises_and_hangs_up(serve: Serve) -> None:
+    closed = asyncio.Event()
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_request(reader)
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhal")
+        await asyncio.sleep(0.01)
+        writer.write(b"f")
+        await reader.read()
+        closed.set()
+        writer.close()
+
+    async def drain() -> None:
+        return None
+
+    def sink(data: bytes) -> bool:
+        if b"f" in data:
+            raise ValueError("no")
+        return True
+
+    engine = await serve(script)
+    answer = await engine.request("POST", "/x", "id-1", b"{}")
+    with pytest.raises(ValueError, match="no"):
+        await answer.pump(sink, drain)
+    await asyncio.wait_for(closed.wait(), 5)

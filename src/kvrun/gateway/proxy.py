@@ -11,7 +11,13 @@ from typing import TypeVar
 import msgspec
 
 from kvrun.errors import KvrunError
-from kvrun.gateway.admission import Admission, Admitted, HeaderList, check_body_headers
+from kvrun.gateway.admission import (
+    Admission,
+    Admitted,
+    HeaderList,
+    body_too_large,
+    check_body_headers,
+)
 from kvrun.gateway.apikeys import SCOPE_METRICS
 from kvrun.gateway.asgi import (
     ClientGoneError,
@@ -25,6 +31,7 @@ from kvrun.gateway.asgi import (
     send_error,
     send_whole,
 )
+from kvrun.gateway.direct import ClientConnection, take_connection
 from kvrun.gateway.errors import GatewayError
 from kvrun.gateway.link import InstanceLink
 from kvrun.gateway.metrics import GatewayMetrics
@@ -55,7 +62,10 @@ Lifespan = Callable[[], AbstractAsyncContextManager[None]]
 
 
 class GatewayProxy:
-    """One deployment's OpenAI-compatible front. ``lifespan`` surrounds serving."""
+    """One deployment's OpenAI-compatible front, served by ``kvrun.gateway.direct``.
+
+    ``lifespan`` surrounds serving.
+    """
 
     def __init__(
         self,
@@ -169,31 +179,41 @@ class GatewayProxy:
         route = find_route(scope["method"], scope["path"])
         caller = await self._admission.authenticate(headers)
         check_body_headers(headers, self._max_body_bytes)
-        raw = await read_body(receive, self._max_body_bytes, self._body_timeout_s)
+        client = take_connection(scope)
+        raw = client.whole_body()
+        if raw is None:
+            raw = await read_body(receive, self._max_body_bytes, self._body_timeout_s)
+        elif len(raw) > self._max_body_bytes:
+            raise body_too_large(self._max_body_bytes)
         admitted = await self._admission.admit(route, caller, raw, request_id)
         if not admitted.governed:
             self._metrics.uncached.inc()
         task = asyncio.current_task()
         assert task is not None
-        watcher = _DisconnectWatcher(receive, task)
+        client.cancel_when_left(task)  # which hangs up on the engine
         try:
             answer = await self._ask(
                 self._engine.request("POST", route.path, request_id, admitted.body)
             )
             self._metrics.first_byte.observe(self._clock() - started)
             try:
-                await self._pass_on(answer, tracker, request_id, admitted)
+                await self._pass_on(answer, client, tracker, request_id, admitted)
             finally:
                 answer.close()
         except asyncio.CancelledError:
-            if watcher.client_left and not task.uncancel():
+            if client.left and not task.uncancel():
                 raise ClientGoneError from None
             raise
         finally:
-            watcher.stop()
+            client.stop_watching()
 
     async def _pass_on(
-        self, answer: EngineAnswer, tracker: _Tracker, request_id: str, admitted: Admitted
+        self,
+        answer: EngineAnswer,
+        client: ClientConnection,
+        tracker: _Tracker,
+        request_id: str,
+        admitted: Admitted,
     ) -> None:
         if answer.status != 200 or not answer.content_type.startswith("text/event-stream"):
             secrets = [admitted.salt] + ([admitted.claim] if admitted.claim is not None else [])
@@ -211,12 +231,14 @@ class GatewayProxy:
                 ],
             }
         )
-        scrubber, send = EventScrubber(), tracker.raw_send
+        scrubber = EventScrubber()
+
+        def pass_events(chunk: bytes) -> bool:
+            events = scrubber.feed(chunk)
+            return not events or client.write(events)
+
         try:
-            while chunk := await answer.read():
-                events = scrubber.feed(chunk)
-                if events:
-                    await send({"type": "http.response.body", "body": events, "more_body": True})
+            await answer.pump(pass_events, client.drain)
         except (EngineBrokeError, EngineTimeoutError):
             self._metrics.engine_errors.inc()
             raise GatewayError(
@@ -224,7 +246,8 @@ class GatewayProxy:
                 status=502,
                 code="engine_broke_off",
             ) from None
-        await send({"type": "http.response.body", "body": scrubber.finish(), "more_body": False})
+        end = scrubber.finish()
+        await tracker.raw_send({"type": "http.response.body", "body": end, "more_body": False})
 
     async def _pass_whole(
         self, answer: EngineAnswer, send: Send, request_id: str, *, secrets: Sequence[str]
@@ -289,25 +312,6 @@ class _Tracker:
         shown = error if isinstance(error, GatewayError) else GatewayError(error.message)
         event = b"data: " + shown.body() + b"\n\n"
         await self.raw_send({"type": "http.response.body", "body": event, "more_body": False})
-
-
-class _DisconnectWatcher:
-    """Cancels the request's task when its client leaves, which hangs up on the engine."""
-
-    def __init__(self, receive: Receive, task: asyncio.Task[None]) -> None:
-        self.client_left = False
-        self._receive = receive
-        self._task = task
-        self._watch = asyncio.ensure_future(self._run())
-
-    def stop(self) -> None:
-        self._watch.cancel()
-
-    async def _run(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
-        self.client_left = True
-        self._task.cancel()
 
 
 def _engine_error(body: bytes, status: int) -> bytes:

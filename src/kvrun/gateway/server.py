@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from kvrun.config.gateway import GatewaySettings
 from kvrun.gateway.app import GatewayParts, build_proxy
 from kvrun.gateway.asgi import AsgiApp
-from kvrun.gateway.bounded import BoundedHeadProtocol
+from kvrun.gateway.direct import DirectProtocol
 from kvrun.gateway.errors import GatewayConfigError
 from kvrun.gateway.proxy import GatewayProxy
 from kvrun.process import harden_process
@@ -57,7 +57,7 @@ def serve_on(
     config = uvicorn.Config(
         app,
         loop="uvloop",
-        http=BoundedHeadProtocol,
+        http=DirectProtocol,
         ws="none",
         lifespan="on",
         access_log=False,
