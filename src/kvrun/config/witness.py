@@ -78,7 +78,7 @@ class WitnessSection(Section):
             if parts.scheme == "http" and not is_loopback(parts.hostname or ""):
                 raise ValueError("must be https, ssh or a folder")
             return value
-        if re.fullmatch(r"[A-Za-z0-9._-]+(@[A-Za-z0-9._-]+)?:[^:\s-][^\s]*", value):
+        if re.fullmatch(r"\w[\w.-]*(@\w[\w.-]*)?:[^:\s-]\S*", value):
             return value
         raise ValueError("must be https://HOST/PATH, ssh://HOST/PATH, HOST:PATH or a folder (/...)")
 
