@@ -87,7 +87,7 @@ def opens_from(copy: Path, base: Path) -> bool:
     return found is not None
 
 
-@pytest.mark.parametrize("step", range(7))
+@pytest.mark.parametrize("step", range(8))
 @pytest.mark.parametrize("unsynced", ["kept", "lost", "mixed"])
 def test_a_destruction_cut_at_each_sync_is_undone_or_finished(
     tmp_path: Path, step: int, unsynced: str
@@ -102,7 +102,7 @@ def test_a_destruction_cut_at_each_sync_is_undone_or_finished(
     with crashing(service, disk, _Fate(unsynced, step)):
         service.destroy_session(*VICTIM)
         reported = True
-    assert reported == (step >= 6), "one failure point for each of the six syncs"
+    assert reported == (step >= 7), "one failure point for each of the seven syncs"
     gone = check_after(tmp_path, salts, reported=reported)
     if gone:
         assert not opens_from(tmp_path / "copy", tmp_path)
@@ -113,7 +113,7 @@ def test_a_destruction_cut_at_each_sync_is_undone_or_finished(
 @settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-@given(st.integers(0, 8), st.integers(0, 8), st.integers(), st.sampled_from(["session", "tenant"]))
+@given(st.integers(0, 9), st.integers(0, 9), st.integers(), st.sampled_from(["session", "tenant"]))
 def test_a_crash_during_the_recovery_from_a_crash_is_recovered_too(
     tmp_path_factory: pytest.TempPathFactory, step: int, again: int, seed: int, what: str
 ) -> None:
@@ -222,20 +222,46 @@ class _CountingIO(OsSlotIO):
         super().sync(descriptor)
 
 
-@pytest.mark.parametrize("survivors", [10, 100])
-def test_a_rotation_writes_each_survivor_once_and_syncs_six_times(
-    tmp_path: Path, survivors: int
+@pytest.mark.parametrize("groups", [1, 3])
+def test_an_erasure_writes_its_own_group_again_and_one_record_for_each_other(
+    tmp_path: Path, groups: int
 ) -> None:
     io = _CountingIO()
     service = open_service(tmp_path, io=io)
-    for number in range(survivors + 5):
+    # The first group holds its key, three upper records, a tenant and 123 sessions.
+    service.acquire("alice", "goes")
+    for number in range(122 + (groups - 1) * 127):
         service.acquire("alice", f"s{number}")
-    for number in range(4):
-        service.acquire("bob", f"s{number}")
     io.writes = io.syncs = 0
-    service.destroy_tenant("bob")
-    # alice's key and sessions once; five victims: tombstone, zeroed half, two zeros to free;
-    # the root: one new epoch key, two zeros over the old one.
-    assert io.writes == (survivors + 5 + 1) + 5 * (1 + 1 + 2) + 3
-    assert io.syncs == 6
+    service.destroy_session("alice", "goes")
+    # Every group's key; the rest of the victim's group: a tenant and 122 sessions; the victim:
+    # tombstone, zeroed half, two zeros to free; the root: a new epoch key, two zeros on the old.
+    assert io.writes == groups + 123 + (1 + 1 + 2) + 3
+    assert io.syncs == 7
+    service.close()
+
+
+def test_what_was_dropped_as_damaged_does_not_come_back_with_an_older_copy_of_its_slot(
+    tmp_path: Path,
+) -> None:
+    salts = build(tmp_path)
+    service = open_service(tmp_path)
+    entry = service._ring.find(*VICTIM)
+    assert entry is not None
+    service.close()
+    path = tmp_path / "keys" / "keys.slots"
+    whole = path.read_bytes()
+    start = 4096 + entry.slot * 1024
+    path.write_bytes(whole[: start + 200] + b"damage" + whole[start + 206 :])
+    service = open_service(tmp_path)
+    assert service.recovery.torn_slots == 1
+    assert service.recovery.epoch_rotated
+    assert service.destroy_session(*VICTIM) is None  # there is nothing to destroy ...
+    service.close()
+    now = path.read_bytes()
+    path.write_bytes(now[:start] + whole[start : start + 1024] + now[start + 1024 :])
+    service = open_service(tmp_path)
+    assert service.find(*VICTIM) is None  # ... and nothing that could be put back
+    del salts[VICTIM]
+    assert salts_of(service) == salts
     service.close()

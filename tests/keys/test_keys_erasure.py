@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from keys_support import open_service
+from keys_support import Clock, open_service
 
 from kvrun.keys import KeyService, SessionKeys
 from kvrun.seal import SealedBlockError
@@ -47,7 +47,7 @@ def test_restored_old_slot_files_open_nothing_that_was_destroyed(tmp_path: Path,
     # Nothing of the old copy opens: the destroyed session least of all, survivors neither
     # (their keys live on in the file that was replaced).
     assert list(service.sessions()) == []
-    assert service.recovery.stale_slots == 4
+    assert service.recovery.stale_slots == 5  # one group, two tenants, two sessions
     assert service.find("alice", "one") is None
     fresh = service.acquire("alice", "one")
     assert fresh.salt != victim_salt
@@ -124,20 +124,35 @@ def test_no_file_holds_an_id_or_a_key_in_the_clear(tmp_path: Path) -> None:
     search()
 
 
-def test_a_tag_tells_nothing_once_its_epoch_is_gone(tmp_path: Path) -> None:
-    service = open_service(tmp_path)
-    service.acquire("alice", "one")
-    service.acquire("bob", "one")
-    entry = service._ring.find("alice", "one")
-    assert entry is not None
-    old = (entry.tag, entry.tenant.tag)
-    content = (tmp_path / "keys" / "keys.slots").read_bytes()
-    assert all(tag in content for tag in old)
-    service.destroy_session("bob", "one")
-    tags = service._ring._epoch.tags
-    assert tags.session_tag("alice", "one") != old[0]
-    assert tags.tenant_tag("alice") != old[1]
+def test_no_record_shows_that_it_is_of_the_same_tenant_or_session_as_another(
+    tmp_path: Path,
+) -> None:
+    clock = Clock()
+    service = open_service(tmp_path, clock)
+    contents = []
+    for _ in range(2):
+        service.acquire("alice", "one")
+        entry = service._ring.find("alice", "one")
+        assert entry is not None
+        content = (tmp_path / "keys" / "keys.slots").read_bytes()
+        for slot in (entry.slot, entry.tenant.slot):
+            start = 4096 + slot * 1024
+            halves = [content[at : at + 480] for at in (start, start + 512)]
+            contents += [half for half in halves if any(half)]
+        service.destroy_tenant("alice")
+        clock.time += 1000
     service.close()
+    assert len(contents) == 4
+    # What two records share is no longer than the deployment's id or zeros.
+    first, second = contents[:2], contents[2:]
+    deployment_id = service._ring.store.deployment_id
+    for old in first:
+        for new in second:
+            for at in range(20, 480 - 16):
+                piece = old[at : at + 16]
+                if any(piece) and piece in new:
+                    shared = piece.strip(b"\0")
+                    assert shared in deployment_id or len(shared) < 12, shared
 
 
 def test_wrapped_keys_of_a_destroyed_session_are_nowhere_in_the_folder(tmp_path: Path) -> None:
@@ -150,7 +165,7 @@ def test_wrapped_keys_of_a_destroyed_session_are_nowhere_in_the_folder(tmp_path:
     path = tmp_path / "keys" / "keys.slots"
     start = 4096 + entry.slot * 1024
     slot = path.read_bytes()[start : start + 1024]
-    wraps = [slot[at : at + 16] for at in (112, 624)]  # the wraps' first bytes
+    wraps = [slot[at : at + 16] for at in (96, 608)]  # the wraps' first bytes
     assert all(any(wrap) for wrap in wraps)
     gone = service.destroy_session("alice", "one")
     assert gone is not None

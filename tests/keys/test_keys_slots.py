@@ -89,8 +89,8 @@ def test_a_first_write_torn_at_any_byte_leaves_a_free_slot_that_is_scrubbed(path
         path.write_bytes(after[: start + cut] + before[start + cut :])
         file = SlotFile(path)
         assert file.read(slot) is None
-        assert file.scrub_torn() == 1
-        assert file.scrub_torn() == 0
+        assert file.scrub_torn() == [slot]
+        assert file.scrub_torn() == []
         file.close()
         assert path.read_bytes() == before
 
@@ -181,6 +181,8 @@ def test_growth_is_preallocated_and_keeps_what_is_there(path: Path) -> None:
         (b"short", "too short"),
         (b"NOTSLOTS" + bytes(PAGE_BYTES), "not a slot file"),
         (b"KVRUNSLT" + bytes(PAGE_BYTES), "damaged"),
+        (b"KVRUNSLT" + bytes(PAGE_BYTES - 8), None),  # its creation was cut short
+        (b"KVR" + bytes(PAGE_BYTES - 3), None),
     ],
 )
 def test_a_file_that_is_no_slot_file_is_named(
@@ -222,6 +224,20 @@ def test_a_folder_open_to_others_is_tightened_when_empty_and_refused_when_not(
     folder.chmod(0o750)
     with pytest.raises(FolderPermissionError, match="has mode 0750"):
         private_folder(folder, purpose="key")
+
+
+def test_the_first_slot_of_a_group_is_never_given_away(path: Path) -> None:
+    file = SlotFile(path, grow_by=8, group_slots=4)
+    taken = [file.take_free() for _ in range(12)]
+    assert sorted(taken) == [1, 2, 3, 5, 6, 7, 9, 10, 11, 13, 14, 15]
+    file.write(4, 7, OLD)
+    file.write(4, 7, NEW)
+    earlier = file.read_earlier(4)
+    assert earlier is not None
+    assert bytes(earlier.body) == OLD
+    file.erase([4])
+    assert file.take_free() not in (0, 4, 8, 12)
+    file.close()
 
 
 def _hold(folder: Path, ready: object, done: object) -> None:

@@ -13,11 +13,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 HALF, SLOT, PAGE = 512, 1024, 4096
 ROOT_KEY, EPOCH_KEY = 16, 17
-STATE, WORKSPACE_KEY, DEPLOYMENT_KEY, TENANT_KEY, SESSION_KEYS = 1, 2, 3, 4, 5
+STATE, WORKSPACE_KEY, DEPLOYMENT_KEY, TENANT_KEY, SESSION_KEYS, GROUP_KEY = 1, 2, 3, 4, 5, 7
+GROUP = 128
 
 
 def u8(value: int) -> bytes:
@@ -86,9 +88,15 @@ class Ring:
     def aad(self, kind: int, header: bytes) -> bytes:
         return wrap_aad(u16(kind), self.keyring_id, self.workspace, self.deployment, header)
 
-    def epoch_key(self, purpose: bytes, e: bytes, epoch: int, parent: bytes, pid: bytes) -> bytes:
-        info = b"kvrun/epoch-key/v1\0" + lp(purpose, u64(epoch), pid)
-        return hkdf32(e + parent, self.keyring_id, info)
+    def epoch_key(self, e: bytes, epoch: int, deployment_key: bytes, its_id: bytes) -> bytes:
+        """What group keys are wrapped under."""
+        info = b"kvrun/epoch-key/v1\0" + lp(u64(epoch), its_id)
+        return hkdf32(e + deployment_key, self.keyring_id, info)
+
+    def record_key(self, parent: bytes, parent_id: bytes) -> bytes:
+        """What the inner wrap of a parent's records is under."""
+        info = b"kvrun/record-key/v1\0" + lp(parent_id)
+        return hkdf32(parent, self.keyring_id, info)
 
     def outputs(self, tenant: str, session: str, kek: bytes, payload: bytes) -> dict[str, str]:
         dek, seed, name_key = payload[:32], payload[32:64], payload[64:96]
@@ -106,58 +114,108 @@ class Ring:
         }
 
 
+Split = tuple[bytes, bytes, bytes]
+
+
+def split(body: bytes) -> Split:
+    """A key record's header, nonce and ciphertext."""
+    return body[:64], body[64:76], body[76:]
+
+
 def open_by_hand(root_file: bytes, keys_file: bytes) -> list[dict[str, Any]]:
     """Every session in a key folder, from the two files alone."""
+    records = current_records(keys_file)
+    return open_all(root_file, [(slot, kind, body) for slot, kind, body in records])
+
+
+def open_all(root_file: bytes, records: list[tuple[int, int, bytes]]) -> list[dict[str, Any]]:
+    """Every session that the root's present keys can reach through any of the records.
+
+    The records may be of any age and many of one slot: each key that any of them yields is tried
+    on all others. This is everything that someone with all copies and the root can do.
+    """
     root_key, epochs = b"", {}
-    for kind, body in current_records(root_file):
+    for _, kind, body in current_records(root_file):
         if kind == ROOT_KEY:
             root_key = body[16:]
-    for kind, body in current_records(root_file):
+    for _, kind, body in current_records(root_file):
         if kind == EPOCH_KEY:
             aad = wrap_aad(b"epoch", body[:8])
             number = int.from_bytes(body[:8], "big")
             epochs[number] = AESGCM(root_key).decrypt(body[8:20], body[20:], aad)
-    records = current_records(keys_file)
 
-    def of_kind(wanted: int) -> list[tuple[bytes, bytes, bytes]]:
-        return [(b[:80], b[80:92], b[92:]) for kind, b in records if kind == wanted]
+    def of_kind(wanted: int) -> list[tuple[int, Split]]:
+        return [(slot, split(body)) for slot, kind, body in records if kind == wanted]
 
-    state = next(body for kind, body in records if kind == STATE)
+    state = next(body for _, kind, body in records if kind == STATE)
     names = state[41:]
     workspace, rest = names[1 : 1 + names[0]], names[1 + names[0] :]
     ring = Ring(state[:16], workspace.decode(), rest[1 : 1 + rest[0]].decode())
 
-    def unwrap(key: bytes, kind: int, record: tuple[bytes, bytes, bytes]) -> bytes:
+    def unwrap(key: bytes, kind: int, record: Split) -> bytes | None:
         header, nonce, sealed = record
-        return AESGCM(key).decrypt(nonce, sealed, ring.aad(kind, header))
+        try:
+            return AESGCM(key).decrypt(nonce, sealed, ring.aad(kind, header))
+        except InvalidTag:
+            return None
 
-    (top,) = of_kind(WORKSPACE_KEY)
-    (middle,) = of_kind(DEPLOYMENT_KEY)
+    def unwrap_both(outer: bytes, parent: bytes, kind: int, record: Split) -> bytes | None:
+        inner = unwrap(outer, kind, record)
+        if inner is None:
+            return None
+        aad = ring.aad(kind, record[0][:40])
+        key = ring.record_key(parent, record[0][16:32])
+        return AESGCM(key).decrypt(inner[:12], inner[12:], aad)
+
+    _, top = of_kind(WORKSPACE_KEY)[0]
+    _, middle = of_kind(DEPLOYMENT_KEY)[0]
     workspace_key = unwrap(root_key, WORKSPACE_KEY, top)
+    assert workspace_key is not None
     deployment_key = unwrap(workspace_key, DEPLOYMENT_KEY, middle)
-    tenants = {}
-    for record in of_kind(TENANT_KEY):
-        epoch = int.from_bytes(record[0][56:64], "big")
-        key = ring.epoch_key(b"wrap", epochs[epoch], epoch, deployment_key, middle[0][:16])
-        payload = unwrap(key, TENANT_KEY, record)
-        name = payload[33 : 33 + payload[32]].decode()
-        tenants[record[0][:16]] = (name, payload[:32])
-    found = []
-    for record in of_kind(SESSION_KEYS):
+    assert deployment_key is not None
+    groups: dict[int, set[bytes]] = {}
+    for slot, record in of_kind(GROUP_KEY):
+        for epoch, e in epochs.items():
+            found = unwrap(
+                ring.epoch_key(e, epoch, deployment_key, middle[0][:16]), GROUP_KEY, record
+            )
+            if found is not None:
+                groups.setdefault(slot, set()).add(found)
+    tenants: dict[bytes, tuple[str, bytes]] = {}
+    for slot, record in of_kind(TENANT_KEY):
+        for group_key in groups.get(slot - slot % GROUP, ()):
+            payload = unwrap_both(group_key, deployment_key, TENANT_KEY, record)
+            if payload is not None:
+                name = payload[33 : 33 + payload[32]].decode()
+                tenants[record[0][:16]] = (name, payload[:32])
+    opened: dict[str, dict[str, Any]] = {}
+    for slot, record in of_kind(SESSION_KEYS):
         header = record[0]
-        epoch = int.from_bytes(header[56:64], "big")
-        tenant, kek = tenants[header[16:32]]
-        key = ring.epoch_key(b"wrap", epochs[epoch], epoch, kek, header[16:32])
-        payload = unwrap(key, SESSION_KEYS, record)
-        session = payload[97 : 97 + payload[96]].decode()
-        generation = int.from_bytes(header[48:56], "big")
-        facts: dict[str, Any] = dict(ring.outputs(tenant, session, kek, payload))
-        found.append({**facts, "generation": generation, "key_id": header[:16].hex()})
-    return found
+        tenant, kek = tenants.get(header[16:32], ("", b""))
+        for group_key in groups.get(slot - slot % GROUP, ()) if kek else ():
+            payload = unwrap_both(group_key, kek, SESSION_KEYS, record)
+            if payload is not None:
+                session = payload[97 : 97 + payload[96]].decode()
+                generation = int.from_bytes(header[32:40], "big")
+                facts = ring.outputs(tenant, session, kek, payload)
+                key_id = header[:16].hex()
+                opened[key_id] = {**facts, "generation": generation, "key_id": key_id}
+    return list(opened.values())
 
 
-def current_records(file: bytes) -> list[tuple[int, bytes]]:
-    """(kind, body) of each slot's valid half with the higher sequence."""
+def written_record(file_id: bytes, offset: int, data: bytes) -> tuple[int, int, bytes] | None:
+    """(slot, kind, body) of one valid half that was written at an offset of a slot file."""
+    slot, within = divmod(offset - PAGE, SLOT)
+    if offset < PAGE or len(data) != HALF or data[:4] != b"KSL1":
+        return None
+    if sha256(file_id + u32(slot) + u8(within // HALF) + data[:-32]) != data[-32:]:
+        return None
+    length = int.from_bytes(data[16:18], "big")
+    return slot, int.from_bytes(data[6:8], "big"), data[20 : 20 + length]
+
+
+def current_records(file: bytes) -> list[tuple[int, int, bytes]]:
+    """(slot, kind, body) of each slot's valid half with the higher sequence."""
     file_id = file[16:32]
     found = []
     for slot in range((len(file) - PAGE) // SLOT):
@@ -174,7 +232,7 @@ def current_records(file: bytes) -> list[tuple[int, bytes]]:
             record = (sequence, int.from_bytes(raw[6:8], "big"), raw[20 : 20 + length])
             best = record if best is None or record > best else best
         if best:
-            found.append(best[1:])
+            found.append((slot, *best[1:]))
     return found
 
 
@@ -187,93 +245,51 @@ def make() -> dict[str, Any]:
     root_file, keys_file = fixed("root file id", 16), fixed("keys file id", 16)
     root_id, root_key, e = fixed("root id", 16), fixed("root key", 32), fixed("epoch key", 32)
     ring = Ring(fixed("keyring id", 16), "acme", "chat")
-    epoch, created, used = 3, 1_800_000_000_000_000, 1_800_000_123_456_789
+    epoch, made_in, created, used = 3, 2, 1_800_000_000_000_000, 1_800_000_123_456_789
+    ids = {n: fixed(n + " id", 16) for n in ("workspace", "deployment", "tenant", "group")}
+    keys = {label: fixed(label + " key", 32) for label in ids}
 
     def wrapped(key: bytes, aad: bytes, secret: bytes, label: str) -> bytes:
         nonce = fixed(label + " nonce", 12)
         return nonce + AESGCM(key).encrypt(nonce, secret, aad)
 
-    def record(
-        kind: int,
-        key: bytes,
-        ids: tuple[bytes, bytes, bytes],
-        numbers: tuple[int, int],
-        secret: bytes,
-        label: str,
-    ) -> bytes:
-        generation, at = numbers
-        header = b"".join(ids) + u64(generation) + u64(at) + u64(created) + u64(used)
-        return header + wrapped(key, ring.aad(kind, header), secret, label)
+    def header(key_id: bytes, parent_id: bytes, generation: int, at: int) -> bytes:
+        return key_id + parent_id + u64(generation) + u64(at) + u64(created) + u64(used)
 
-    ids = {label: fixed(label + " id", 16) for label in ("workspace", "deployment", "tenant")}
-    keys = {label: fixed(label + " key", 32) for label in ids}
-    no_tag = bytes(16)
-    index = ring.epoch_key(b"index", e, epoch, keys["deployment"], ids["deployment"])
-    tenant_wrap = ring.epoch_key(b"wrap", e, epoch, keys["deployment"], ids["deployment"])
-    session_wrap = ring.epoch_key(b"wrap", e, epoch, keys["tenant"], ids["tenant"])
-    tenant_tag = mac(index, lp(b"tenant", b"alice"))[:16]
+    def record(kind: int, key: bytes, head: bytes, secret: bytes, label: str) -> bytes:
+        return head + wrapped(key, ring.aad(kind, head), secret, label)
+
+    def covered(kind: int, parent: str, head: bytes, payload: bytes, label: str) -> bytes:
+        key = ring.record_key(keys[parent], ids[parent])
+        inner = wrapped(key, ring.aad(kind, head[:40]), payload, label + " inner")
+        return record(kind, keys["group"], head, inner, label)
+
     state = ring.keyring_id + root_id + u64(1004) + u8(1) + u8(4) + b"acme" + u8(4) + b"chat"
+    group_wrap = ring.epoch_key(e, epoch, keys["deployment"], ids["deployment"])
+    group_head = header(ids["group"], ids["deployment"], made_in, epoch)
+    group = record(GROUP_KEY, group_wrap, group_head, keys["group"], "group")
+    top_head = header(ids["workspace"], root_id, 0, 0)
+    top = record(WORKSPACE_KEY, root_key, top_head, keys["workspace"], "workspace")
+    middle_head = header(ids["deployment"], ids["workspace"], 0, 0)
+    middle = record(
+        DEPLOYMENT_KEY, keys["workspace"], middle_head, keys["deployment"], "deployment"
+    )
+    tenant_head = header(ids["tenant"], ids["deployment"], 0, made_in)
+    tenant_payload = keys["tenant"] + named("alice")
+    tenant = covered(TENANT_KEY, "deployment", tenant_head, tenant_payload, "tenant")
     slots: list[list[tuple[int, int, int, bytes]]] = [
+        [(0, GROUP_KEY, 9, group)],
         [(0, STATE, 1, state)],
-        [
-            (
-                0,
-                WORKSPACE_KEY,
-                2,
-                record(
-                    WORKSPACE_KEY,
-                    root_key,
-                    (ids["workspace"], root_id, no_tag),
-                    (0, 0),
-                    keys["workspace"],
-                    "workspace",
-                ),
-            )
-        ],
-        [
-            (
-                0,
-                DEPLOYMENT_KEY,
-                3,
-                record(
-                    DEPLOYMENT_KEY,
-                    keys["workspace"],
-                    (ids["deployment"], ids["workspace"], no_tag),
-                    (0, 0),
-                    keys["deployment"],
-                    "deployment",
-                ),
-            )
-        ],
-        [
-            (
-                0,
-                TENANT_KEY,
-                4,
-                record(
-                    TENANT_KEY,
-                    tenant_wrap,
-                    (ids["tenant"], ids["deployment"], tenant_tag),
-                    (0, epoch),
-                    keys["tenant"] + named("alice"),
-                    "tenant",
-                ),
-            )
-        ],
+        [(0, WORKSPACE_KEY, 2, top)],
+        [(0, DEPLOYMENT_KEY, 3, middle)],
+        [(0, TENANT_KEY, 4, tenant)],
     ]
     sessions = []
     for number, name in enumerate(("one", "x" * 128)):
         key_id = fixed(f"session {name} id", 16)
         payload = fixed(f"session {name} keys", 96) + named(name)
-        tag = mac(index, lp(b"session", b"alice", name.encode()))[:16]
-        body = record(
-            SESSION_KEYS,
-            session_wrap,
-            (key_id, ids["tenant"], tag),
-            (4 + number, epoch),
-            payload,
-            name,
-        )
+        head = header(key_id, ids["tenant"], 4 + number, made_in)
+        body = covered(SESSION_KEYS, "tenant", head, payload, name)
         halves = [(number, SESSION_KEYS, 10 + number, body)]
         if number:  # an older, valid half that must lose
             halves.append((0, SESSION_KEYS, 5, body[:40] + bytes(len(body) - 40)))

@@ -1,7 +1,8 @@
 """Derivations of the key hierarchy: pure functions over keys in locked memory.
 
-root -> workspace key -> deployment key -> tenant key -> session keys. Random keys are wrapped,
-never derived; what is derived here are wrapping keys, look-up tags, pseudonyms and salts.
+root -> workspace key -> deployment key -> tenant key -> session keys, the last two under the key
+of their group, and that under the epoch key. Random keys are wrapped, never derived; what is
+derived here are wrapping keys, look-up tags, pseudonyms and salts.
 """
 
 import base64
@@ -13,7 +14,7 @@ from cryptography.hazmat.primitives.hmac import HMAC
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from kvrun.keys.entropy import RandomInto
-from kvrun.keys.records import KEY_BYTES, RecordKind
+from kvrun.keys.records import HEADER_BYTES, KEY_BYTES, LASTING_BYTES, RecordKind
 from kvrun.keys.wrap import KeyWrapper, context, prefixed
 
 TAG_BYTES = 16
@@ -44,54 +45,54 @@ class RingContext:
         """The AAD of a record's wrap: kind, ring, workspace, deployment, packed header."""
         return self._prefixes[kind] + prefixed(header)
 
+    def record_prefix(self, kind: RecordKind) -> bytes:
+        """What comes before the packed header in ``aad``."""
+        return self._prefixes[kind] + struct.pack(">H", HEADER_BYTES)
 
-class EpochDeriver:
-    """Derives what belongs to one epoch: HKDF-SHA-256 over the epoch key and a parent key.
+    def inner_aad(self, kind: RecordKind, header: bytes) -> bytes:
+        """The AAD of an inner wrap: as ``aad`` with what never changes of the header."""
+        return self._prefixes[kind] + prefixed(header[:LASTING_BYTES])
+
+
+class Deriver:
+    """Derives wrapping keys with HKDF-SHA-256.
 
     ``scratch`` is 96 bytes of locked memory that every derivation uses and zeroes again.
     """
 
-    def __init__(
-        self,
-        epoch: int,
-        epoch_key: memoryview,
-        ring: RingContext,
-        scratch: memoryview,
-        random_into: RandomInto,
-    ) -> None:
-        self.epoch = epoch
-        self._epoch_key = epoch_key
-        self._ring = ring
+    def __init__(self, keyring_id: bytes, scratch: memoryview, random_into: RandomInto) -> None:
+        self._keyring_id = keyring_id
         self._scratch = scratch
         self._random_into = random_into
 
-    def wrapper(self, parent_key: memoryview, parent_id: bytes) -> KeyWrapper:
-        """Wraps the children of a tenant or deployment key for this epoch."""
+    def group_wrapper(
+        self, epoch_key: memoryview, epoch: int, deployment_key: memoryview, deployment_id: bytes
+    ) -> KeyWrapper:
+        """Wraps the group keys of one epoch."""
+        info = _EPOCH_LABEL + prefixed(struct.pack(">Q", epoch), deployment_id)
+        return self._wrapper(info, epoch_key, deployment_key)
+
+    def record_wrapper(self, parent_key: memoryview, parent_id: bytes) -> KeyWrapper:
+        """The inner wrap of the children of a tenant key or of the deployment key."""
+        return self._wrapper(_PARENT_LABEL + prefixed(parent_id), parent_key)
+
+    def _wrapper(self, info: bytes, *keys: memoryview) -> KeyWrapper:
+        material, out = self._scratch[: len(keys) * KEY_BYTES], self._scratch[2 * KEY_BYTES :]
         try:
-            self._derive("wrap", parent_key, parent_id)
-            return KeyWrapper(self._scratch[2 * KEY_BYTES :], self._random_into)
+            for number, key in enumerate(keys):
+                material[number * KEY_BYTES : (number + 1) * KEY_BYTES] = key
+            derivation = HKDF(SHA256(), KEY_BYTES, salt=self._keyring_id, info=info)
+            derivation.derive_into(material, out)
+            return KeyWrapper(out, self._random_into)
         finally:
             self._scratch[:] = bytes(3 * KEY_BYTES)
-
-    def index(self, deployment_key: memoryview, deployment_id: bytes) -> "TagIndex":
-        """The look-up tags of this epoch."""
-        try:
-            self._derive("index", deployment_key, deployment_id)
-            return TagIndex(self._scratch[2 * KEY_BYTES :])
-        finally:
-            self._scratch[:] = bytes(3 * KEY_BYTES)
-
-    def _derive(self, purpose: str, parent_key: memoryview, parent_id: bytes) -> None:
-        material = self._scratch[: 2 * KEY_BYTES]
-        material[:KEY_BYTES] = self._epoch_key
-        material[KEY_BYTES:] = parent_key
-        info = _EPOCH_LABEL + prefixed(purpose.encode(), struct.pack(">Q", self.epoch), parent_id)
-        derivation = HKDF(SHA256(), KEY_BYTES, salt=self._ring.keyring_id, info=info)
-        derivation.derive_into(material, self._scratch[2 * KEY_BYTES :])
 
 
 class TagIndex:
-    """Keyed tags that find a record by its ids and say nothing without the key."""
+    """Keyed tags under which a process finds entries by their ids.
+
+    The key is the process's own and tags are in no file.
+    """
 
     def __init__(self, key: memoryview) -> None:
         self._state = HMAC(key, SHA256())
@@ -134,6 +135,7 @@ def prefix_salt(salt_seed: memoryview, deployment: str, tenant: str, session: st
 
 
 _EPOCH_LABEL = b"kvrun/epoch-key/v1\x00"
+_PARENT_LABEL = b"kvrun/record-key/v1\x00"
 
 
 def _ascii(text: str) -> bytes:

@@ -1,13 +1,15 @@
 """The durable key ring of one deployment: create, find, open, destroy, rotate, recover.
 
 Destroying is: tombstone the slot (durable: from here on the key is gone) -> zero the key's half
-and read it back -> new epoch key, survivors wrapped again, old epoch key destroyed -> free the
-slot. Each step is synced before the next, and opening the folder finishes what a crash cut short.
+and read it back -> new epoch key, new keys for the victims' groups, survivors moved, old epoch key
+destroyed -> free the slot. Each step is synced before the next, and opening the folder finishes
+what a crash cut short.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 
 from kvrun.keys.entropy import RandomInto, getrandom
@@ -27,9 +29,11 @@ from kvrun.keys.ring_entries import (
     RecoveryReport,
     SessionEntry,
     TenantEntry,
+    microseconds,
     session_header,
     tenant_header,
 )
+from kvrun.keys.ring_groups import GroupKeys, group_slot
 from kvrun.keys.ring_recovery import recover
 from kvrun.keys.ring_rotation import rotate
 from kvrun.keys.ring_store import EpochKeys, RingStore
@@ -89,6 +93,7 @@ class Keyring:
         self._state: KeyringState = found.state
         self._state_slot = found.state_slot
         self._generation = found.generation
+        self._groups: GroupKeys = found.groups
         self._tenants: dict[bytes, TenantEntry] = found.tenants
         self._epoch: EpochKeys = found.epoch
         self.recovery: RecoveryReport = found.report
@@ -111,17 +116,22 @@ class Keyring:
         """Every session with a key."""
         return [entry for tenant in self._tenants.values() for entry in tenant.sessions.values()]
 
+    @property
+    def session_count(self) -> int:
+        """Number of sessions with a key."""
+        return sum(len(group.sessions) for group in self._groups)
+
     def find_tenant(self, tenant: str) -> TenantEntry | None:
         """The tenant, if it has a key."""
         self._check()
-        return self._tenants.get(self._epoch.tags.tenant_tag(tenant))
+        return self._tenants.get(self._store.tags.tenant_tag(tenant))
 
     def find(self, tenant: str, session: str) -> SessionEntry | None:
         """The session, if it has a key."""
         entry = self.find_tenant(tenant)
         if entry is None:
             return None
-        return entry.sessions.get(self._epoch.tags.session_tag(tenant, session))
+        return entry.sessions.get(self._store.tags.session_tag(tenant, session))
 
     def create(self, tenant: str, session: str, now: float) -> SessionEntry:
         """Random keys for a session that has none; durable when this returns."""
@@ -139,15 +149,14 @@ class Keyring:
             if owner is None:
                 owner = self._create_tenant(tenant_slot, tenant, now)
             else:
-                self._open_tenant(owner)
-            tag = self._epoch.tags.session_tag(tenant, session)
+                self._groups.read_tenant(owner)
+            tag = store.tags.session_tag(tenant, session)
             entry = SessionEntry(
                 slot=slot,
                 tenant=owner,
                 key_id=store.random_id(),
                 tag=tag,
                 generation=self._next_generation(),
-                epoch=self._epoch.epoch,
                 created=now,
                 used=now,
                 used_on_disk=now,
@@ -155,10 +164,18 @@ class Keyring:
             payload = store.session_payload
             store.random_into(payload[: 3 * KEY_BYTES])
             put_name(payload[3 * KEY_BYTES :], session)
-            self._write_session(entry)
+            group = self._groups.ensure(slot, self._epoch, microseconds(now))
+            self._groups.write_record(
+                slot,
+                RecordKind.SESSION_KEYS,
+                session_header(entry, group.made_in),
+                self._groups.tenant_wrapper(owner),
+                payload,
+            )
             store.slots.sync()
             self._tenants[owner.tag] = owner
-            owner.sessions[tag] = entry
+            self._groups.of(owner.slot).tenants[owner.slot] = owner
+            owner.sessions[tag] = group.sessions[slot] = entry
             return entry
 
     @contextmanager
@@ -171,8 +188,8 @@ class Keyring:
         store = self._store
         try:
             try:
-                self._open_tenant(entry.tenant)
-                self._read_session(entry)
+                self._groups.read_tenant(entry.tenant)
+                self._groups.read_session(entry)
             except (WrapError, SlotFileError, OSError) as error:
                 raise KeyUnavailableError(f"A session key does not open: {error}") from error
             ring = store.ring
@@ -198,7 +215,7 @@ class Keyring:
         self._check()
         store = self._store
         try:
-            self._open_tenant(entry)
+            self._groups.read_tenant(entry)
             name = get_name(store.tenant_payload[KEY_BYTES:])
             return tenant_ref(
                 store.tenant_payload[:KEY_BYTES], store.ring.workspace, store.ring.deployment, name
@@ -225,12 +242,11 @@ class Keyring:
                 store.slots.write(slot, RecordKind.TOMBSTONE, pack_tombstone(self.epoch))
             store.slots.sync()
             read_back = store.slots.zero_stale_halves(slots)
-            for entry in victims.values():
-                entry.tenant.sessions.pop(entry.tag, None)
-            for tenant in tenants:
-                self._tenants.pop(tenant.tag, None)
-            rotation = rotate(store, self._epoch, self._tenants)
-            self._epoch, self._tenants = rotation.epoch, rotation.tenants
+            self._drop([*victims.values(), *tenants])
+            renewed = {group_slot(slot) for slot in slots}
+            rotation = rotate(store, self._epoch, self._groups, renewed)
+            self._epoch = rotation.epoch
+            self._drop(rotation.lost)
             store.slots.erase(slots)
             evidence = rotation.evidence
             return DestructionEvidence(
@@ -242,11 +258,8 @@ class Keyring:
         if not entries:
             return
         with self._changing("writing last use"):
-            for entry in entries:
-                self._open_tenant(entry.tenant)
-                self._read_session(entry)
-                self._write_session(entry)
-                entry.used_on_disk = entry.used
+            for slot, members in groupby(sorted(entries, key=_slot), lambda e: group_slot(e.slot)):
+                self._groups.rewrap(self._groups.of(slot), list(members))
             self._store.slots.sync()
 
     def close(self) -> None:
@@ -255,32 +268,31 @@ class Keyring:
         self._store.close()
         self._lock.close()
 
+    def _drop(self, entries: Sequence[TenantEntry | SessionEntry]) -> None:
+        """Take entries out of the index."""
+        for entry in entries:
+            group = self._groups.of(entry.slot)
+            if isinstance(entry, TenantEntry):
+                self._tenants.pop(entry.tag, None)
+                group.tenants.pop(entry.slot, None)
+            else:
+                entry.tenant.sessions.pop(entry.tag, None)
+                group.sessions.pop(entry.slot, None)
+
     def _create_tenant(self, slot: int, tenant: str, now: float) -> TenantEntry:
         store = self._store
-        tag = self._epoch.tags.tenant_tag(tenant)
-        entry = TenantEntry(slot, store.random_id(), tag, self.epoch, now, now)
+        entry = TenantEntry(slot, store.random_id(), store.tags.tenant_tag(tenant), now, now)
         store.random_into(store.tenant_payload[:KEY_BYTES])
         put_name(store.tenant_payload[KEY_BYTES:], tenant)
-        header = tenant_header(entry, store.deployment_id, tag, self.epoch)
-        wrapper = self._epoch.tenant_wrapper()
-        store.write(slot, RecordKind.TENANT_KEY, header, wrapper, store.tenant_payload)
+        group = self._groups.ensure(slot, self._epoch, microseconds(now))
+        self._groups.write_record(
+            slot,
+            RecordKind.TENANT_KEY,
+            tenant_header(entry, store.deployment_id, group.made_in),
+            store.deriver.record_wrapper(store.deployment_key, store.deployment_id),
+            store.tenant_payload,
+        )
         return entry
-
-    def _open_tenant(self, entry: TenantEntry) -> None:
-        wrapper = self._epoch.tenant_wrapper()
-        self._store.read(entry.slot, RecordKind.TENANT_KEY, wrapper, self._store.tenant_payload)
-
-    def _read_session(self, entry: SessionEntry) -> None:
-        """Needs the tenant's payload in the scratch memory; so does ``_write_session``."""
-        store = self._store
-        wrapper = self._epoch.session_wrapper(store.tenant_payload[:KEY_BYTES], entry.tenant.key_id)
-        store.read(entry.slot, RecordKind.SESSION_KEYS, wrapper, store.session_payload)
-
-    def _write_session(self, entry: SessionEntry) -> None:
-        store = self._store
-        wrapper = self._epoch.session_wrapper(store.tenant_payload[:KEY_BYTES], entry.tenant.key_id)
-        header = session_header(entry, entry.tag, self.epoch)
-        store.write(entry.slot, RecordKind.SESSION_KEYS, header, wrapper, store.session_payload)
 
     def _next_generation(self) -> int:
         self._generation += 1
@@ -304,3 +316,7 @@ class Keyring:
             raise KeyUnavailableError(f"Keys cannot be used: {self._failure}") from error
         finally:
             self._store.wipe_payloads()
+
+
+def _slot(entry: SessionEntry) -> int:
+    return entry.slot

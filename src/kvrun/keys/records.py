@@ -10,6 +10,9 @@ KEY_BYTES = 32
 ID_BYTES = 16
 MAX_NAME_BYTES = 128
 TENANT_PAYLOAD_BYTES = KEY_BYTES + 1 + MAX_NAME_BYTES
+HEADER_BYTES = 64
+LASTING_BYTES = 40
+"""The start of a record header that no rewrite changes: both ids and the generation."""
 SESSION_PAYLOAD_BYTES = 3 * KEY_BYTES + 1 + MAX_NAME_BYTES
 
 
@@ -22,30 +25,35 @@ class RecordKind(IntEnum):
     TENANT_KEY = 4
     SESSION_KEYS = 5
     TOMBSTONE = 6
+    GROUP_KEY = 7
 
 
 @dataclass(frozen=True, slots=True)
 class KeyHeader:
-    """The readable 80 bytes before a wrap, all of them authenticated by it.
+    """The readable 64 bytes before a wrap, all of them authenticated by it.
 
-    ``tag`` finds the record by its ids; ``epoch`` is 0 for keys that no epoch key covers;
-    times are microseconds since 1970.
+    ``epoch`` of a group key is the one it is wrapped under, and its ``made_in`` the one it was
+    made in; ``epoch`` of a tenant's or session's keys is the ``made_in`` of the group key that they
+    are wrapped under; both are 0 above those. Times are microseconds since 1970.
     """
 
     key_id: bytes
     parent_id: bytes
-    tag: bytes
     generation: int
     epoch: int
     created_us: int
     used_us: int
+
+    @property
+    def made_in(self) -> int:
+        """Of a group key: the epoch in which it was made."""
+        return self.generation
 
     def pack(self) -> bytes:
         """The header's bytes."""
         return _HEADER.pack(
             self.key_id,
             self.parent_id,
-            self.tag,
             self.generation,
             self.epoch,
             self.created_us,
@@ -54,7 +62,7 @@ class KeyHeader:
 
     @classmethod
     def unpack(cls, packed: bytes) -> "KeyHeader":
-        """The header in exactly 80 bytes."""
+        """The header in exactly 64 bytes."""
         return cls(*_HEADER.unpack(packed))
 
 
@@ -63,6 +71,11 @@ def split_key_record(body: memoryview) -> tuple[bytes, memoryview]:
     if len(body) <= _HEADER.size:
         raise SlotFileError(f"A key record has more than {_HEADER.size} bytes, not {len(body)}")
     return bytes(body[: _HEADER.size]), body[_HEADER.size :]
+
+
+def made_in_of(header: bytes) -> int:
+    """The group key that a packed tenant's or session's header names."""
+    return int.from_bytes(header[_EPOCH_AT : _EPOCH_AT + 8], "big")
 
 
 def key_header(body: memoryview) -> KeyHeader:
@@ -149,6 +162,7 @@ def check_name(value: str, what: str) -> str:
     return value
 
 
-_HEADER = struct.Struct(">16s16s16sQQQQ")
+_EPOCH_AT = LASTING_BYTES
+_HEADER = struct.Struct(">16s16sQQQQ")
 _STATE = struct.Struct(">16s16sQ?")
 _TOMBSTONE = struct.Struct(">Q")

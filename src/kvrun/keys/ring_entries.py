@@ -14,7 +14,6 @@ class TenantEntry:
     slot: int
     key_id: bytes
     tag: bytes
-    epoch: int
     created: float
     used: float
     sessions: "dict[bytes, SessionEntry]" = field(default_factory=dict)
@@ -33,7 +32,6 @@ class SessionEntry:
     key_id: bytes
     tag: bytes
     generation: int
-    epoch: int
     created: float
     used: float
     used_on_disk: float
@@ -55,15 +53,15 @@ class RecoveryReport:
     """What opening a key folder found and repaired; all zero after a clean stop."""
 
     torn_slots: int = 0
-    """Slots whose first write was cut short: nobody ever got those keys."""
+    """Damaged slots: mostly first writes that were cut short, whose keys nobody ever got."""
     finished_destructions: int = 0
     """Destroyed keys whose destruction was completed now."""
     stale_slots: int = 0
     """Keys of an epoch that was destroyed (an old copy was restored): removed."""
     orphan_slots: int = 0
-    """Sessions without their tenant's key: removed."""
+    """Keys without the key of their tenant or group: removed."""
     lost_slots: int = 0
-    """Keys that did not open when they were wrapped again: removed."""
+    """Keys that do not open: removed."""
     epoch_rotated: bool = False
 
 
@@ -77,27 +75,25 @@ def microseconds(time: float) -> int:
     return max(0, round(time * 1e6))
 
 
-def tenant_header(entry: TenantEntry, deployment_id: bytes, tag: bytes, epoch: int) -> KeyHeader:
-    """The header to write for a tenant key under ``epoch``."""
+def tenant_header(entry: TenantEntry, deployment_id: bytes, made_in: int) -> KeyHeader:
+    """The header to write for a tenant key under the group key made in epoch ``made_in``."""
     return KeyHeader(
         entry.key_id,
         deployment_id,
-        tag,
         0,
-        epoch,
+        made_in,
         microseconds(entry.created),
         microseconds(entry.used),
     )
 
 
-def session_header(entry: SessionEntry, tag: bytes, epoch: int) -> KeyHeader:
-    """The header to write for session keys under ``epoch``."""
+def session_header(entry: SessionEntry, made_in: int) -> KeyHeader:
+    """The header to write for session keys under the group key made in epoch ``made_in``."""
     return KeyHeader(
         entry.key_id,
         entry.tenant.key_id,
-        tag,
         entry.generation,
-        epoch,
+        made_in,
         microseconds(entry.created),
         microseconds(entry.used),
     )

@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from kvrun.keys.errors import KeysError, RootError, SlotFileError, WrongRootError
-from kvrun.keys.hierarchy import RingContext
+from kvrun.keys.errors import KeysError, RootError, SlotFileError, WrapError, WrongRootError
 from kvrun.keys.records import (
+    KEY_BYTES,
     KeyHeader,
     KeyringState,
     RecordKind,
+    get_name,
     key_header,
     tombstone_epoch,
 )
@@ -19,6 +20,7 @@ from kvrun.keys.ring_entries import (
     microseconds,
     seconds,
 )
+from kvrun.keys.ring_groups import GroupKeys, group_slot
 from kvrun.keys.ring_rotation import rotate
 from kvrun.keys.ring_store import EpochKeys, RingStore
 
@@ -30,6 +32,7 @@ class OpenedRing:
     state: KeyringState
     state_slot: int
     generation: int
+    groups: GroupKeys
     tenants: dict[bytes, TenantEntry]
     epoch: EpochKeys
     report: RecoveryReport
@@ -44,29 +47,41 @@ def recover(store: RingStore, workspace: str, deployment: str, now: float) -> Op
     torn = store.slots.scrub_torn()
     found = _scan(store)
     state = _settle_state(store, found, workspace, deployment)
-    store.ring = RingContext(state.keyring_id, workspace, deployment)
+    store.use_ring(state.keyring_id, workspace, deployment)
     _settle_upper_keys(store, found, now)
     live = _settle_epochs(store, found)
-    report = RecoveryReport(torn_slots=torn, finished_destructions=len(found.tombstones))
 
-    stale = [slot for slot, header in found.all_keys() if header.epoch < live[0]]
-    tenants, orphans = _index(found, live[0])
-    if stale or orphans:
-        store.slots.erase([*stale, *orphans])
-    report = replace(report, stale_slots=len(stale), orphan_slots=len(orphans))
+    epochs = {number: store.epoch(number) for number in live}
+    index = _Index(store, found, epochs)
+    gone = [*index.stale, *index.orphans, *index.lost]
+    if gone:
+        store.slots.erase(gone)
+    report = RecoveryReport(
+        torn_slots=len(torn),
+        finished_destructions=len(found.tombstones),
+        stale_slots=len(index.stale),
+        orphan_slots=len(index.orphans),
+        lost_slots=len(index.lost),
+    )
 
-    epoch = store.epoch(live[0])
-    unfinished = any(number in live for number in found.tombstones.values())
-    if len(live) == 2 or unfinished:
-        rotation = rotate(store, epoch, {entry.tag: entry for entry in tenants})
-        epoch, by_tag = rotation.epoch, rotation.tenants
-        report = replace(report, epoch_rotated=True, lost_slots=rotation.lost_slots)
-    else:
-        by_tag = {entry.tag: entry for entry in tenants}
+    epoch = epochs[live[0]]
+    doomed = {group_slot(slot) for slot, number in found.tombstones.items() if number in live}
+    # What was dropped as damaged must not come back with an older copy of its slot either.
+    damaged = {group_slot(slot) for slot in (*torn, *index.orphans, *index.lost)}
+    damaged &= {group.slot for group in index.groups}
+    if len(live) == 2:
+        epochs[live[1]].close()
+        epoch = rotate(store, epoch, index.groups, doomed).epoch
+        doomed = set()
+    if doomed or damaged:
+        epoch = rotate(store, epoch, index.groups, doomed | damaged).epoch
     if found.tombstones:
         store.slots.erase(list(found.tombstones))
+    report = replace(report, epoch_rotated=epoch.epoch != live[0])
     generation = max([state.generation_mark, *(header.generation for _, header in found.sessions)])
-    return OpenedRing(state, found.state_slot, generation, by_tag, epoch, report)
+    return OpenedRing(
+        state, found.state_slot, generation, index.groups, index.tenants, epoch, report
+    )
 
 
 @dataclass(slots=True)
@@ -75,27 +90,31 @@ class _Found:
     state_slot: int = -1
     workspace_slot: int = -1
     deployment_slot: int = -1
+    groups: list[tuple[int, KeyHeader]] = field(default_factory=list)
     tenants: list[tuple[int, KeyHeader]] = field(default_factory=list)
     sessions: list[tuple[int, KeyHeader]] = field(default_factory=list)
     tombstones: dict[int, int] = field(default_factory=dict)  # slot -> epoch
 
     def all_keys(self) -> list[tuple[int, KeyHeader]]:
-        return self.tenants + self.sessions
+        return self.groups + self.tenants + self.sessions
 
 
 def _scan(store: RingStore) -> _Found:
     found = _Found()
+    lists = {
+        RecordKind.GROUP_KEY: found.groups,
+        RecordKind.TENANT_KEY: found.tenants,
+        RecordKind.SESSION_KEYS: found.sessions,
+    }
     for slot, record in store.slots.records():
-        if record.kind == RecordKind.STATE:
+        if record.kind in lists:
+            lists[RecordKind(record.kind)].append((slot, key_header(record.body)))
+        elif record.kind == RecordKind.STATE:
             found.state, found.state_slot = KeyringState.unpack(record.body), slot
         elif record.kind == RecordKind.WORKSPACE_KEY:
             found.workspace_slot = slot
         elif record.kind == RecordKind.DEPLOYMENT_KEY:
             found.deployment_slot = slot
-        elif record.kind == RecordKind.TENANT_KEY:
-            found.tenants.append((slot, key_header(record.body)))
-        elif record.kind == RecordKind.SESSION_KEYS:
-            found.sessions.append((slot, key_header(record.body)))
         elif record.kind == RecordKind.TOMBSTONE:
             found.tombstones[slot] = tombstone_epoch(record.body)
         else:
@@ -143,7 +162,7 @@ def _start_over(store: RingStore, found: _Found, state: KeyringState) -> Keyring
     used = [slot for slot, _ in found.all_keys()] + list(found.tombstones) + upper
     if used:
         store.slots.erase(used)
-    found.tenants, found.sessions, found.tombstones = [], [], {}
+    found.groups, found.tenants, found.sessions, found.tombstones = [], [], [], {}
     found.workspace_slot = found.deployment_slot = -1
     if found.state_slot < 0:
         found.state_slot = store.slots.take_free()
@@ -185,32 +204,88 @@ def _settle_epochs(store: RingStore, found: _Found) -> Sequence[int]:
     return live
 
 
-def _index(found: _Found, oldest: int) -> tuple[list[TenantEntry], list[int]]:
-    by_id: dict[bytes, TenantEntry] = {}
-    for slot, header in found.tenants:
-        if header.epoch >= oldest:
-            created, used = seconds(header.created_us), seconds(header.used_us)
-            by_id[header.key_id] = TenantEntry(
-                slot, header.key_id, header.tag, header.epoch, created, used
-            )
-    orphans = []
-    for slot, header in found.sessions:
-        if header.epoch < oldest:
-            continue
-        owner = by_id.get(header.parent_id)
+class _Index:
+    """Opens every group, tenant and session once, to find them by their ids from now on.
+
+    ``stale`` are records of keys that were destroyed (an older copy was restored), ``orphans``
+    those whose group or tenant is not there, ``lost`` those that do not open.
+    """
+
+    def __init__(self, store: RingStore, found: _Found, epochs: dict[int, EpochKeys]) -> None:
+        self._store = store
+        self.groups = GroupKeys(store)
+        self.tenants: dict[bytes, TenantEntry] = {}
+        self.stale: list[int] = []
+        self.orphans: list[int] = []
+        self.lost: list[int] = []
+        self._tenants_by_id: dict[bytes, TenantEntry] = {}
+        try:
+            for slot, _ in found.groups:
+                self._add_group(slot, epochs)
+            for slot, header in found.tenants:
+                if self._covered(slot, header):
+                    self._add_tenant(slot, header)
+            by_parent: dict[bytes, list[tuple[int, KeyHeader]]] = {}
+            for slot, header in found.sessions:
+                if self._covered(slot, header):
+                    by_parent.setdefault(header.parent_id, []).append((slot, header))
+            for parent_id, sessions in by_parent.items():
+                self._add_sessions(self._tenants_by_id.get(parent_id), sessions)
+        finally:
+            store.wipe_payloads()
+
+    def _add_group(self, slot: int, epochs: dict[int, EpochKeys]) -> None:
+        try:
+            if self.groups.load(slot, epochs) is None:
+                self.stale.append(slot)
+        except WrapError:
+            self.lost.append(slot)
+
+    def _covered(self, slot: int, header: KeyHeader) -> bool:
+        group = self.groups.get(slot)
+        if group is None:
+            dead = self.stale if group_slot(slot) in self.stale else self.orphans
+            dead.append(slot)
+            return False
+        if header.epoch in group.made_in_epochs:
+            return True
+        self.stale.append(slot)
+        return False
+
+    def _add_tenant(self, slot: int, header: KeyHeader) -> None:
+        created, used = seconds(header.created_us), seconds(header.used_us)
+        entry = TenantEntry(slot, header.key_id, b"", created, used)
+        try:
+            self.groups.read_tenant(entry)
+        except WrapError:
+            self.lost.append(slot)
+            return
+        name = get_name(self._store.tenant_payload[KEY_BYTES:])
+        entry.tag = self._store.tags.tenant_tag(name)
+        self.tenants[entry.tag] = self._tenants_by_id[entry.key_id] = entry
+        self.groups.of(slot).tenants[slot] = entry
+
+    def _add_sessions(
+        self, owner: TenantEntry | None, sessions: Sequence[tuple[int, KeyHeader]]
+    ) -> None:
         if owner is None:
-            orphans.append(slot)
-            continue
-        used = seconds(header.used_us)
-        owner.sessions[header.tag] = SessionEntry(
-            slot,
-            owner,
-            header.key_id,
-            header.tag,
-            header.generation,
-            header.epoch,
-            seconds(header.created_us),
-            used,
-            used,
-        )
-    return list(by_id.values()), orphans
+            self.orphans += [slot for slot, _ in sessions]
+            return
+        store = self._store
+        self.groups.read_tenant(owner)
+        tenant = get_name(store.tenant_payload[KEY_BYTES:])
+        parent = self.groups.tenant_wrapper(owner)
+        for slot, header in sessions:
+            created, used = seconds(header.created_us), seconds(header.used_us)
+            entry = SessionEntry(
+                slot, owner, header.key_id, b"", header.generation, created, used, used
+            )
+            try:
+                self.groups.read_session(entry, parent)
+            except WrapError:
+                self.lost.append(slot)
+                continue
+            name = get_name(store.session_payload[3 * KEY_BYTES :])
+            entry.tag = store.tags.session_tag(tenant, name)
+            owner.sessions[entry.tag] = entry
+            self.groups.of(slot).sessions[slot] = entry

@@ -1,114 +1,69 @@
-"""Epoch rotation: a new epoch key, everything that survives wrapped under it, the old one gone.
+"""Epoch rotation: a new epoch key, everything that survives moved under it, the old one gone.
 
-Linear in the number of survivors, with one sync for all of them.
+Every group key is wrapped under the new epoch key. Groups that lose a record get a new group key
+with it, and their other records are wrapped again under that.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 
-from kvrun.keys.errors import SlotFileError, WrapError
-from kvrun.keys.records import KEY_BYTES, RecordKind, get_name
-from kvrun.keys.ring_entries import (
-    SessionEntry,
-    TenantEntry,
-    session_header,
-    tenant_header,
-)
+from kvrun.keys.ring_entries import SessionEntry, TenantEntry
+from kvrun.keys.ring_groups import Group, GroupKeys
 from kvrun.keys.ring_store import EpochKeys, RingStore
 from kvrun.keys.root import EpochEvidence
-from kvrun.keys.wrap import KeyWrapper
 
 
 @dataclass(frozen=True, slots=True)
 class Rotation:
-    """The outcome: the new epoch, the index by the new epoch's tags, and the evidence."""
+    """The outcome: the new epoch, the evidence, and entries that did not open any more."""
 
     epoch: EpochKeys
-    tenants: dict[bytes, TenantEntry]
     evidence: EpochEvidence
-    lost_slots: int
+    lost: list[TenantEntry | SessionEntry]
 
 
-def rotate(store: RingStore, old: EpochKeys, tenants: Mapping[bytes, TenantEntry]) -> Rotation:
-    """Move every entry of ``tenants`` to the epoch after ``old`` and destroy ``old``.
+def rotate(
+    store: RingStore, old: EpochKeys, groups: GroupKeys, renewed: Collection[int]
+) -> Rotation:
+    """Move every group to the epoch after ``old`` and destroy ``old``.
 
-    Resumes a rotation that a crash cut short: entries that are already at the new epoch stay.
-    A record that does not open is removed: it could never be opened again.
+    The groups at the slots ``renewed`` get new keys. Resumes a rotation that a crash cut short:
+    what is already at the new epoch stays. A record that does not open is left where it is; it
+    could never be opened again, and the next start removes it.
     """
     number = old.epoch + 1
     if number not in store.root.epochs():
         store.root.create_epoch(number)
     new = store.epoch(number)
+    lost: list[TenantEntry | SessionEntry] = []
     try:
-        mover = _Mover(store, old, new)
-        moved: dict[bytes, TenantEntry] = {}
-        for tenant in tenants.values():
-            if mover.move_tenant(tenant):
-                moved[tenant.tag] = tenant
+        for group in groups:
+            if group.slot in renewed and group.made_in != number:
+                groups.renew(group, number)
+            if group.header.epoch != number:
+                groups.write(group, new)
+        # A record must never be under a group key that a crash could take away.
         store.slots.sync()
-        if mover.lost:
-            store.slots.erase(mover.lost)
+        moving = [group for group in groups if group.earlier is not None]
+        for group in moving:
+            lost += _move(groups, group)
+        if moving:
+            store.slots.sync()
         evidence = store.root.destroy_epoch(old.epoch)
+        for group in moving:
+            group.forget_earlier()
     except BaseException:
         new.close()
         raise
-    finally:
-        store.wipe_payloads()
     old.close()
-    return Rotation(new, moved, evidence, len(mover.lost))
+    return Rotation(new, evidence, lost)
 
 
-class _Mover:
-    def __init__(self, store: RingStore, old: EpochKeys, new: EpochKeys) -> None:
-        self._store = store
-        self._epochs = {old.epoch: old, new.epoch: new}
-        self._new = new
-        self._tenant_wrappers = {e.epoch: e.tenant_wrapper() for e in (old, new)}
-        self.lost: list[int] = []
-
-    def move_tenant(self, tenant: TenantEntry) -> bool:
-        """Move a tenant key and its sessions; False when the tenant key does not open."""
-        store, new = self._store, self._new
-        payload = store.tenant_payload
-        try:
-            wrapper = self._tenant_wrappers[tenant.epoch]
-            store.read(tenant.slot, RecordKind.TENANT_KEY, wrapper, payload)
-        except (WrapError, SlotFileError):
-            self.lost += [tenant.slot, *(entry.slot for entry in tenant.sessions.values())]
-            return False
-        name = get_name(payload[KEY_BYTES:])
-        if tenant.epoch != new.epoch:
-            tenant.tag = new.tags.tenant_tag(name)
-            header = tenant_header(tenant, store.deployment_id, tenant.tag, new.epoch)
-            target = self._tenant_wrappers[new.epoch]
-            store.write(tenant.slot, RecordKind.TENANT_KEY, header, target, payload)
-            tenant.epoch = new.epoch
-        wrappers = {
-            number: keys.session_wrapper(payload[:KEY_BYTES], tenant.key_id)
-            for number, keys in self._epochs.items()
-        }
-        moved: dict[bytes, SessionEntry] = {}
-        for entry in tenant.sessions.values():
-            if self._move_session(entry, name, wrappers):
-                moved[entry.tag] = entry
-        tenant.sessions = moved
-        return True
-
-    def _move_session(
-        self, entry: SessionEntry, tenant_name: str, wrappers: Mapping[int, KeyWrapper]
-    ) -> bool:
-        if entry.epoch == self._new.epoch:
-            return True
-        store, epoch = self._store, self._new.epoch
-        payload = store.session_payload
-        try:
-            store.read(entry.slot, RecordKind.SESSION_KEYS, wrappers[entry.epoch], payload)
-        except (WrapError, SlotFileError):
-            self.lost.append(entry.slot)
-            return False
-        entry.tag = self._new.tags.session_tag(tenant_name, get_name(payload[3 * KEY_BYTES :]))
-        header = session_header(entry, entry.tag, epoch)
-        store.write(entry.slot, RecordKind.SESSION_KEYS, header, wrappers[epoch], payload)
-        entry.epoch = epoch
-        entry.used_on_disk = entry.used
-        return True
+def _move(groups: GroupKeys, group: Group) -> list[TenantEntry | SessionEntry]:
+    """Wrap the group's records under its present key; what is lost, a tenant's sessions too."""
+    slots = groups.rewrap(group, [*group.tenants.values(), *group.sessions.values()])
+    lost: list[TenantEntry | SessionEntry] = []
+    for slot in slots:
+        tenant = group.tenants.get(slot)
+        lost += [group.sessions[slot]] if tenant is None else [tenant, *tenant.sessions.values()]
+    return lost

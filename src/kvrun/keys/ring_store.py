@@ -7,7 +7,7 @@ from pathlib import Path
 
 from kvrun.keys.entropy import RandomInto
 from kvrun.keys.errors import RootError, SlotFileError, WrapError, WrongRootError
-from kvrun.keys.hierarchy import EpochDeriver, RingContext, TagIndex
+from kvrun.keys.hierarchy import Deriver, RingContext, TagIndex
 from kvrun.keys.locked import LockedBuffer, Protection, Secret, SecretArena
 from kvrun.keys.records import (
     ID_BYTES,
@@ -22,31 +22,25 @@ from kvrun.keys.root import Root
 from kvrun.keys.slots import SlotFile, SlotIO
 from kvrun.keys.wrap import KeyWrapper
 
+GROUP_SLOTS = 128
+"""A group of slots shares one key, which is in the first of them."""
+
 
 class EpochKeys:
-    """One live epoch: its key in locked memory and what is derived from it."""
+    """One live epoch: its key in locked memory and the wrapper of group keys under it."""
 
     def __init__(self, store: "RingStore", epoch: int) -> None:
         self.epoch = epoch
         self._secret = store.arena.take()
         store.root.load_epoch(epoch, self._secret.view)
-        self._deriver = EpochDeriver(
-            epoch, self._secret.view, store.ring, store.derive_scratch, store.random_into
+        self.wrapper: KeyWrapper = store.deriver.group_wrapper(
+            self._secret.view, epoch, store.deployment_key, store.deployment_id
         )
-        self._store = store
-        self.tags: TagIndex = self._deriver.index(store.deployment_key, store.deployment_id)
-
-    def tenant_wrapper(self) -> KeyWrapper:
-        """Wraps tenant keys."""
-        return self._deriver.wrapper(self._store.deployment_key, self._store.deployment_id)
-
-    def session_wrapper(self, tenant_key: memoryview, tenant_id: bytes) -> KeyWrapper:
-        """Wraps the sessions of one tenant."""
-        return self._deriver.wrapper(tenant_key, tenant_id)
 
     def close(self) -> None:
         """Zero the epoch's keys."""
         self._secret.wipe()
+        del self.wrapper
 
 
 class RingStore:
@@ -64,14 +58,18 @@ class RingStore:
         self.arena = SecretArena(strict=strict)
         self._buffer = LockedBuffer(1024, strict=strict)
         view = self._buffer.view
-        self.derive_scratch = view[: 3 * KEY_BYTES]
+        self._derive_scratch = view[: 3 * KEY_BYTES]
         self.tenant_payload = view[128 : 128 + TENANT_PAYLOAD_BYTES]
         self.session_payload = view[320 : 320 + SESSION_PAYLOAD_BYTES]
         self._deployment: Secret = self.arena.take()
         self.deployment_id = bytes(ID_BYTES)
-        self.ring = RingContext(bytes(ID_BYTES), "", "")
+        index_key = self.arena.take()
+        random_into(index_key.view)
+        self.tags = TagIndex(index_key.view)
+        index_key.wipe()
+        self.use_ring(bytes(ID_BYTES), "", "")
         try:
-            self.slots = SlotFile(path, io=io)
+            self.slots = SlotFile(path, group_slots=GROUP_SLOTS, io=io)
         except BaseException:
             self._close_memory()
             raise
@@ -86,6 +84,11 @@ class RingStore:
         """The weakest protection that any key in memory has."""
         order = list(Protection)
         return max(self.arena.protection, self._buffer.protection, key=order.index)
+
+    def use_ring(self, keyring_id: bytes, workspace: str, deployment: str) -> None:
+        """Whose ring this is, once the state record says it."""
+        self.ring = RingContext(keyring_id, workspace, deployment)
+        self.deriver = Deriver(keyring_id, self._derive_scratch, self.random_into)
 
     def write(
         self, slot: int, kind: RecordKind, header: KeyHeader, wrap: KeyWrapper, payload: memoryview
@@ -179,7 +182,7 @@ class RingStore:
         return bytes(fresh)
 
     def _fresh_header(self, parent_id: bytes, now_us: int) -> KeyHeader:
-        return KeyHeader(self.random_id(), parent_id, bytes(ID_BYTES), 0, 0, now_us, now_us)
+        return KeyHeader(self.random_id(), parent_id, 0, 0, now_us, now_us)
 
     def _close_memory(self) -> None:
         self._deployment.wipe()

@@ -83,7 +83,7 @@ class KeyService:
         # Every handle that anyone still holds, so that a session never has two and a
         # destruction reaches all of them.
         self._alive: weakref.WeakValueDictionary[bytes, SessionKeys] = weakref.WeakValueDictionary()
-        self._count = len(ring.sessions())
+        self._count = ring.session_count
         self._unreported: list[DestroyedKey] = []
         self._closed = False
 
@@ -302,7 +302,7 @@ class KeyService:
         named = [(entry, *self._end_handle(entry)) for entry in victims]
         tenant_refs = {entry: self._tenant_ref(entry) for entry in tenants}
         evidence = self._ring.destroy(list(victims), list(tenants))
-        self._count = len(self._ring.sessions())
+        self._count = self._ring.session_count
         destroyed = [
             DestroyedKey(
                 tenant_ref, ref, entry.generation, entry.key_id.hex(), victims[entry], evidence

@@ -80,6 +80,7 @@ class SlotFile:
 
     ``scratch`` (512 bytes) is where halves are built and read; give it locked memory when bodies
     hold a key in the clear. A record's body is a view into it, valid until the next call.
+    The first slot of every ``group_slots`` is for the owner's use; ``take_free`` never gives it.
     Not thread-safe.
     """
 
@@ -88,12 +89,16 @@ class SlotFile:
         path: Path,
         *,
         grow_by: int = 256,
+        group_slots: int = 0,
         scratch: memoryview | None = None,
         io: SlotIO = OS_IO,
     ) -> None:
         self.path = path
         self._io = io
         self._grow_by = grow_by
+        self._group_slots = group_slots
+        # Whole stretches are read at once, except where bodies must stay in the scratch memory.
+        self._scan_slots = 1 if scratch is not None else _SCAN_SLOTS
         self._scratch = memoryview(bytearray(HALF_BYTES)) if scratch is None else scratch
         self._current = bytearray()  # per slot: 0 = empty, 1 = half A, 2 = half B
         self._sequence = 0
@@ -124,12 +129,33 @@ class SlotFile:
             raise SlotFileError(f"Slot {slot} of {self.path} does not check out any more")
         return record
 
+    def read_earlier(self, slot: int) -> SlotRecord | None:
+        """The record before the current one, where its half still holds it."""
+        current = self._current[slot]
+        return self._read_half(slot, 2 - current) if current else None
+
     def records(self) -> Iterator[tuple[int, SlotRecord]]:
-        """Every occupied slot in order. The caller may write to other slots meanwhile."""
-        for slot in range(self.count):
-            record = self.read(slot)
-            if record is not None:
+        """Every occupied slot in order. The caller must not write meanwhile."""
+        for slot, half, record in self._halves():
+            if record is not None and half == self._current[slot] - 1:
                 yield slot, record
+
+    def peek(self, first: int, count: int) -> Iterator[tuple[int, int, memoryview]]:
+        """(slot, kind, body) of the occupied ones among ``count`` slots, read at one go.
+
+        Checksums are not looked at: this is for bodies that authenticate themselves. The caller
+        may write meanwhile.
+        """
+        count = min(count, self.count - first)
+        content = memoryview(bytearray(count * SLOT_BYTES))
+        self._io.pread_into(self._descriptor, content, _offset(first, 0))
+        for number in range(count):
+            current = self._current[first + number]
+            if current:
+                at = number * SLOT_BYTES + (current - 1) * HALF_BYTES
+                _, _, kind, _, length, _ = _HALF.unpack_from(content, at)
+                body = content[at + _HALF.size : at + _HALF.size + min(length, BODY_BYTES)]
+                yield first + number, kind, body
 
     def take_free(self) -> int:
         """A free slot, growing the file when there is none. It stays free until written."""
@@ -151,7 +177,7 @@ class SlotFile:
         end = _HALF.size + len(body)
         target[_HALF.size : end] = body
         target[end:_CHECKED] = _ZEROS[: _CHECKED - end]
-        target[_CHECKED:HALF_BYTES] = self._checksum(slot, half)
+        target[_CHECKED:HALF_BYTES] = self._checksum(target, slot, half)
         self._io.pwrite(self._descriptor, target[:HALF_BYTES], _offset(slot, half))
         self._current[slot] = half + 1
 
@@ -172,16 +198,19 @@ class SlotFile:
         way = self._verify_zero(places)
         for slot in slots:
             self._current[slot] = 0
-            self._free.append(slot)
+            if not self._for_owner(slot):
+                self._free.append(slot)
         return way
 
-    def scrub_torn(self) -> int:
-        """Zero free slots that are not all zeros (a write that was cut short); their number."""
-        torn = [slot for slot in self._free if self._holds_anything(slot)]
+    def scrub_torn(self) -> list[int]:
+        """Zero free slots that are not all zeros (a write that was cut short, or damage)."""
+        torn = [
+            slot for slot, current in enumerate(self._current) if not current and self._dirty(slot)
+        ]
         if torn:
             self._free = [slot for slot in self._free if slot not in set(torn)]
             self.erase(torn)
-        return len(torn)
+        return torn
 
     def sync(self) -> None:
         """Make all writes so far durable (fdatasync)."""
@@ -197,8 +226,8 @@ class SlotFile:
         size = os.fstat(self._descriptor).st_size
         head = bytearray(PAGE_BYTES)
         got = self._io.pread_into(self._descriptor, memoryview(head), 0)
-        if size <= PAGE_BYTES and not any(head):
-            # New, or its creation was cut short before anything was stored.
+        if size <= PAGE_BYTES and _is_unfinished(head):
+            # New, or its creation was cut short: nothing can have been stored.
             fields = _FILE.pack(_FILE_MAGIC, VERSION, HALF_BYTES, 0, os.urandom(16))
             head[:] = fields + hashlib.sha256(fields).digest() + bytes(PAGE_BYTES - _FILE.size - 32)
             self._io.pwrite(self._descriptor, bytes(head), 0)
@@ -209,7 +238,7 @@ class SlotFile:
         magic, version, half_bytes, _, self._file_id = _FILE.unpack_from(head)
         if magic != _FILE_MAGIC:
             raise SlotFileError(f"{self.path} is not a slot file")
-        if head[_FILE.size : _FILE.size + 32] != hashlib.sha256(head[: _FILE.size]).digest():
+        if head[_FILE.size : _FILE.size + 32] != _digest_of(head):
             raise SlotFileError(f"The header of {self.path} is damaged")
         if (version, half_bytes) != (VERSION, HALF_BYTES):
             raise SlotFileError(
@@ -220,37 +249,63 @@ class SlotFile:
     def _map_free_slots(self) -> None:
         size = os.fstat(self._descriptor).st_size
         self._current = bytearray(max(0, size - PAGE_BYTES) // SLOT_BYTES)
-        for slot in range(self.count):
-            best = 0
-            for half in (0, 1):
-                record = self._read_half(slot, half)
-                if record is not None and record.sequence > best:
-                    best = record.sequence
-                    self._current[slot] = half + 1
-            self._sequence = max(self._sequence, best)
+        best = 0
+        for slot, half, record in self._halves():
+            if half == 0:
+                best = 0
+            if record is not None and record.sequence > best:
+                best = record.sequence
+                self._current[slot] = half + 1
+                self._sequence = max(self._sequence, best)
         # Low slots first: the list is used from its end.
-        self._free = [slot for slot in reversed(range(self.count)) if not self._current[slot]]
+        self._free = [
+            slot
+            for slot in reversed(range(self.count))
+            if not self._current[slot] and not self._for_owner(slot)
+        ]
+
+    def _for_owner(self, slot: int) -> bool:
+        return bool(self._group_slots) and slot % self._group_slots == 0
+
+    def _halves(self) -> Iterator[tuple[int, int, SlotRecord | None]]:
+        if self._scan_slots == 1:
+            for slot in range(self.count):
+                for half in (0, 1):
+                    yield slot, half, self._read_half(slot, half)
+            return
+        stretch = memoryview(bytearray(self._scan_slots * SLOT_BYTES))
+        for start in range(0, self.count, self._scan_slots):
+            got = self._io.pread_into(self._descriptor, stretch, _offset(start, 0))
+            for slot in range(start, min(start + self._scan_slots, self.count)):
+                for half in (0, 1):
+                    at = (slot - start) * SLOT_BYTES + half * HALF_BYTES
+                    whole = at + HALF_BYTES <= got
+                    raw = stretch[at : at + HALF_BYTES]
+                    yield slot, half, self._parse(raw, slot, half) if whole else None
 
     def _read_half(self, slot: int, half: int) -> SlotRecord | None:
         target = self._scratch[:HALF_BYTES]
         if self._io.pread_into(self._descriptor, target, _offset(slot, half)) != HALF_BYTES:
             return None
-        magic, version, kind, sequence, length, zero = _HALF.unpack_from(target)
+        return self._parse(target, slot, half)
+
+    def _parse(self, raw: memoryview, slot: int, half: int) -> SlotRecord | None:
+        magic, version, kind, sequence, length, zero = _HALF.unpack_from(raw)
         if magic != _MAGIC or version != VERSION or zero or not 0 < length <= BODY_BYTES:
             return None
-        if target[_CHECKED:] != self._checksum(slot, half):
+        if raw[_CHECKED:] != self._checksum(raw, slot, half):
             return None
-        return SlotRecord(kind, sequence, target[_HALF.size : _HALF.size + length])
+        return SlotRecord(kind, sequence, raw[_HALF.size : _HALF.size + length])
 
-    def _holds_anything(self, slot: int) -> bool:
+    def _dirty(self, slot: int) -> bool:
         content = bytearray(SLOT_BYTES)
         self._io.pread_into(self._descriptor, memoryview(content), _offset(slot, 0))
-        return any(content)
+        return content != _ZERO_SLOT
 
-    def _checksum(self, slot: int, half: int) -> bytes:
+    def _checksum(self, raw: memoryview, slot: int, half: int) -> bytes:
         # Bound to file and place, so that a half copied elsewhere is as invalid as a torn one.
         state = hashlib.sha256(self._file_id + _PLACE.pack(slot, half))
-        state.update(self._scratch[:_CHECKED])
+        state.update(raw[:_CHECKED])
         return state.digest()
 
     def _grow(self) -> None:
@@ -260,7 +315,8 @@ class SlotFile:
         self._io.pwrite(self._descriptor, bytes(self._grow_by * SLOT_BYTES), end)
         self.sync()
         self._current.extend(bytes(self._grow_by))
-        self._free.extend(reversed(range(start, self.count)))
+        fresh = reversed(range(start, self.count))
+        self._free.extend(slot for slot in fresh if not self._for_owner(slot))
 
     def _verify_zero(self, places: Sequence[int]) -> ReadBack:
         pages = sorted({place // PAGE_BYTES for place in places})
@@ -295,6 +351,18 @@ _HALF = struct.Struct(">4sHHQHH")
 _PLACE = struct.Struct(">IB")
 _CHECKED = HALF_BYTES - 32
 _ZEROS = bytes(HALF_BYTES)
+_ZERO_SLOT = bytes(SLOT_BYTES)
+_SCAN_SLOTS = 256
+
+
+def _is_unfinished(head: bytearray) -> bool:
+    start = bytes(head[: len(_FILE_MAGIC)])
+    torn = start == _FILE_MAGIC[: len(start.rstrip(b"\0"))].ljust(len(start), b"\0")
+    return torn and head[_FILE.size : _FILE.size + 32] != _digest_of(head)
+
+
+def _digest_of(head: bytearray) -> bytes:
+    return hashlib.sha256(head[: _FILE.size]).digest()
 
 
 def _offset(slot: int, half: int) -> int:
