@@ -81,7 +81,7 @@ def test_tail_shows_the_newest_and_show_filters(tmp_path: Path) -> None:
     assert result.output.encode().splitlines() == world.lines()[-3:]
     result = run(audit_app, ["show", "--request", "req-7", *folder])
     assert [json.loads(line)["request_id"] for line in result.output.splitlines()] == ["req-7"]
-    result = run(audit_app, ["show", "--event", "log_closed", "--since", "2023", *folder])
+    result = run(audit_app, ["show", "--event", "log_closed", "--from", "2023", *folder])
     assert len(result.output.splitlines()) == 1
 
 

@@ -9,8 +9,8 @@ import pytest
 from simulator import LOG_ID, QUIET, Clock, sealed, signer
 
 from kvrun.audit import AuditLog, AuditUnavailableError, Event
+from kvrun.audit.cursor import read_records
 from kvrun.audit.files import verify_files
-from kvrun.audit.segment import read_records
 from kvrun.audit.verdict import Aspect, Verdict
 from kvrun.audit.verify import Trust
 

@@ -27,8 +27,9 @@ from kvrun.audit import (
     Record,
 )
 from kvrun.audit.checkpoint import open_checkpoint
+from kvrun.audit.cursor import read_records
 from kvrun.audit.files import verify_files
-from kvrun.audit.segment import SegmentFile, read_chunks, read_records
+from kvrun.audit.segment import SegmentFile, read_chunks
 from kvrun.audit.verdict import Aspect, Code, Verdict, VerificationReport
 from kvrun.audit.verify import Trust
 

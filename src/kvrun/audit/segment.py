@@ -16,7 +16,6 @@ import msgspec
 from kvrun.audit.chain import ChainPoint
 from kvrun.audit.errors import AuditError, AuditLogBusyError
 from kvrun.audit.merkle import Frontier
-from kvrun.audit.record import Record, decode_record
 
 CHECKPOINT_NAME = "checkpoint"
 SIGNER_NAME = "signer.vkey"
@@ -117,27 +116,6 @@ def read_chunks(segment: Path, size: int = READ_CHUNK_BYTES) -> Iterator[bytes]:
                 rest += chunk
     if rest:
         yield rest
-
-
-def read_records(folder: Path, *, from_seq: int = 0) -> Iterator[Record]:
-    """The records of a log from ``from_seq`` on, live segment included, whole records only.
-
-    Raises AuditRecordError for a line that is not a record.
-    """
-    segments = list_segments(folder)
-    starts = [first_seq_of(path) or 0 for path in segments]
-    for index, segment in enumerate(segments):
-        if index + 1 < len(segments) and starts[index + 1] <= from_seq:
-            continue
-        seq = starts[index]
-        for chunk in read_chunks(segment):
-            if not chunk.endswith(b"\n"):
-                break
-            lines = chunk[:-1].split(b"\n")
-            # A record's number follows from its line, so what is skipped need not be decoded.
-            for line in lines[max(0, from_seq - seq) :]:
-                yield decode_record(line)
-            seq += len(lines)
 
 
 def replace_file(path: Path, data: bytes) -> None:

@@ -8,27 +8,25 @@ from typing import Annotated
 import typer
 
 from kvrun.audit.checkpoint import parse_checkpoint
+from kvrun.audit.cursor import LogCursor, read_records
 from kvrun.audit.errors import AuditError
+from kvrun.audit.export import Selection, parse_moment
 from kvrun.audit.merkle import inclusion_proof, leaf_hashes
 from kvrun.audit.note import parse_note
 from kvrun.audit.proof import LogProof
-from kvrun.audit.record import Event, as_line
+from kvrun.audit.record import as_line
 from kvrun.audit.segment import (
     CHECKPOINT_NAME,
     first_seq_of,
     list_segments,
     read_chunks,
-    read_records,
 )
-from kvrun.cli.options import DEFAULT_CONFIG, ConfigFile, read_config
-from kvrun.config.layout import DataLayout
+from kvrun.cli.audit_export import Events, Since, Until, export, ship
+from kvrun.cli.audit_folder import LogFolder, log_folder
+from kvrun.cli.options import DEFAULT_CONFIG, ConfigFile
 
 app = typer.Typer(no_args_is_help=True)
 
-LogFolder = Annotated[
-    Path | None,
-    typer.Option("--folder", help="The log's folder; by default the one of the configuration."),
-]
 POLL_SECONDS = 0.25
 
 
@@ -50,43 +48,61 @@ def tail(
 
     Example: kvrun audit tail -f | jq .event
     """
-    log = _folder(folder, config_file)
-    start = max(0, _next_seq(log) - lines)
+    log = log_folder(folder, config_file)
+    cursor = LogCursor(log, max(0, _next_seq(log) - lines))
     while True:
-        for record in read_records(log, from_seq=start):
+        records = cursor.read()
+        for record in records:
             typer.echo(as_line(record))
-            start = record.seq + 1
-        if not follow:
-            return
-        time.sleep(POLL_SECONDS)
+        if not records:
+            if not follow:
+                return
+            time.sleep(POLL_SECONDS)
 
 
 @app.command()
 def show(
-    request: Annotated[str | None, typer.Option(help="Only this request id.")] = None,
-    event: Annotated[Event | None, typer.Option(help="Only this event.")] = None,
-    tenant_ref: Annotated[str | None, typer.Option(help="Only this tenant reference.")] = None,
-    session_ref: Annotated[str | None, typer.Option(help="Only this session reference.")] = None,
-    since: Annotated[str, typer.Option(help="Only from this time on, such as 2026-01-31T12.")] = "",
+    which: Annotated[
+        str,
+        typer.Argument(metavar="[SEQ|REQUEST_ID]", help="One record, or a request's records."),
+    ] = "",
+    request: Annotated[str, typer.Option(help="Only this request id.")] = "",
+    event: Events = None,
+    tenant_ref: Annotated[str, typer.Option(help="Only this tenant reference.")] = "",
+    session_ref: Annotated[str, typer.Option(help="Only this session reference.")] = "",
+    since: Since = "",
+    until: Until = "",
     from_seq: Annotated[int, typer.Option(min=0, help="Only from this record on.")] = 0,
     folder: LogFolder = None,
     config_file: ConfigFile = DEFAULT_CONFIG,
 ) -> None:
-    """Print the records that match every given filter.
+    """Print one record by its number, a request's records, or those that match every filter.
 
-    Example: kvrun audit show --event key_destroyed --since 2026-01-31
+    Ends with status 1 when the number or request is not in the log.
+
+    Example: kvrun audit show --event key_destroyed --from 2026-01-31
     """
-    wanted = {
-        "request_id": request,
-        "event": event,
-        "tenant_ref": tenant_ref,
-        "session_ref": session_ref,
-    }
-    filters = {name: value for name, value in wanted.items() if value is not None}
-    for record in read_records(_folder(folder, config_file), from_seq=from_seq):
-        matches = all(getattr(record, name) == value for name, value in filters.items())
-        if matches and record.ts >= since:
-            typer.echo(as_line(record))
+    log = log_folder(folder, config_file)
+    if which.isdecimal():
+        record = next(read_records(log, from_seq=int(which)), None)
+        if record is None or record.seq != int(which):
+            raise AuditError(f"there is no record {which} in {log}")
+        typer.echo(as_line(record))
+        return
+    selection = Selection(
+        since=parse_moment(since),
+        until=parse_moment(until),
+        events=frozenset(event or ()),
+        request_id=which or request,
+        tenant_ref=tenant_ref,
+        session_ref=session_ref,
+    )
+    found = False
+    for record in filter(selection.takes, read_records(log, from_seq=from_seq)):
+        found = True
+        typer.echo(as_line(record))
+    if which and not found:
+        raise AuditError(f"there is no record of a request {which!r} in {log}")
 
 
 @app.command()
@@ -95,7 +111,7 @@ def checkpoint(folder: LogFolder = None, config_file: ConfigFile = DEFAULT_CONFI
 
     Example: kvrun audit checkpoint > /mnt/elsewhere/checkpoint
     """
-    typer.echo(_checkpoint(_folder(folder, config_file)).decode(), nl=False)
+    typer.echo(_checkpoint(log_folder(folder, config_file)).decode(), nl=False)
 
 
 @app.command()
@@ -108,7 +124,7 @@ def prove(
 
     Example: kvrun audit prove 1234 > record.tlog-proof
     """
-    log = _folder(folder, config_file)
+    log = log_folder(folder, config_file)
     note = _checkpoint(log)
     size = parse_checkpoint(parse_note(note).text).size
     if seq >= size:
@@ -120,11 +136,8 @@ def prove(
     typer.echo(proof.encode().decode(), nl=False)
 
 
-def _folder(folder: Path | None, config_file: Path) -> Path:
-    log = folder or DataLayout(read_config(config_file).instance.data_dir).audit
-    if not log.is_dir():
-        raise AuditError(f"there is no audit log in {log}")
-    return log
+app.command()(export)
+app.command()(ship)
 
 
 def _checkpoint(log: Path) -> bytes:

@@ -1,0 +1,98 @@
+"""Read a log from a record on, also while it grows: whole records, bounded memory.
+
+Readers need nothing of the writer: its appends end with a newline, and a segment is final once the
+next one exists.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from kvrun.audit.errors import AuditRecordError
+from kvrun.audit.record import MAX_LINE_BYTES, Record, decode_lines, decode_record
+from kvrun.audit.segment import READ_CHUNK_BYTES, first_seq_of, list_segments
+
+
+class LogCursor:
+    """A place in the log in ``folder``: the next :meth:`read` begins with record ``next_seq``.
+
+    Where the log begins later, or a segment is missing, it goes on with the first record there is.
+    """
+
+    def __init__(self, folder: Path, next_seq: int = 0) -> None:
+        self.next_seq = next_seq
+        self._folder = folder
+        self._segment: Path | None = None
+        self._offset = 0
+        # The number of the line at the offset; it is below ``next_seq`` while lines are skipped.
+        self._line = 0
+
+    def read(self) -> list[Record]:
+        """The next records that are there, some hundred at most; empty at the log's present end.
+
+        Raises AuditRecordError for a line that is not a record.
+        """
+        while True:
+            segment = self._segment or self._first()
+            if segment is None:
+                return []
+            lines = self._lines(segment)
+            if not lines:
+                following = self._following(segment)
+                if following is None:
+                    return []
+                # It may have grown before the next one was made; from now on it does not.
+                lines = self._lines(segment)
+                if not lines:
+                    self._enter(following)
+                    continue
+            wanted = lines[max(0, self.next_seq - self._line) :]
+            self._line += len(lines)
+            if wanted:
+                self.next_seq = self._line
+                data = b"".join(line + b"\n" for line in wanted)
+                return decode_lines(data) or [decode_record(line) for line in wanted]
+
+    def _first(self) -> Path | None:
+        earlier = None
+        for segment in list_segments(self._folder):
+            if earlier is not None and (first_seq_of(segment) or 0) > self.next_seq:
+                break
+            earlier = segment
+        if earlier is not None:
+            self._enter(earlier)
+        return earlier
+
+    def _following(self, segment: Path) -> Path | None:
+        later = [path for path in list_segments(self._folder) if path.name > segment.name]
+        return later[0] if later else None
+
+    def _enter(self, segment: Path) -> None:
+        self._segment, self._offset = segment, 0
+        self._line = first_seq_of(segment) or 0
+        self.next_seq = max(self.next_seq, self._line)
+
+    def _lines(self, segment: Path) -> list[bytes]:
+        try:
+            with segment.open("rb") as file:
+                file.seek(self._offset)
+                data = file.read(READ_CHUNK_BYTES)
+        except FileNotFoundError:
+            # It was collected, and the writer let go of it.
+            return []
+        cut = data.rfind(b"\n") + 1
+        if not cut:
+            if len(data) > MAX_LINE_BYTES:
+                raise AuditRecordError(f"{segment.name} has a line that is too long for a record")
+            return []
+        self._offset += cut
+        return data[: cut - 1].split(b"\n")
+
+
+def read_records(folder: Path, *, from_seq: int = 0) -> Iterator[Record]:
+    """The records of a log from ``from_seq`` to its present end, whole records only.
+
+    Raises AuditRecordError for a line that is not a record.
+    """
+    cursor = LogCursor(folder, from_seq)
+    while records := cursor.read():
+        yield from records
