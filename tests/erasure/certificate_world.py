@@ -35,6 +35,7 @@ from kvrun.erasure.certificate import (
     TierEntry,
     VerificationEntry,
     complete_after,
+    payload_digest,
 )
 from kvrun.erasure.commitment import ErasedSubject, commit, make_opening
 from kvrun.erasure.document import (
@@ -43,7 +44,7 @@ from kvrun.erasure.document import (
     make_certificate,
     sign_statement,
 )
-from kvrun.erasure.dsse import key_id
+from kvrun.erasure.dsse import key_id, sign
 from kvrun.erasure.trust import TrustAnchor, make_anchor, parse_anchor
 from kvrun.keys.filesystem import ClaimClass
 from kvrun.keys.signing import KeyPurpose, SigningKey
@@ -212,6 +213,15 @@ def reseal(document: dict[str, object]) -> bytes:
 def _canonical(value: object) -> bytes:
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return text.encode()
+
+
+def sign_payload(operator: Operator, payload: bytes) -> Issued:
+    """A certificate over any payload, good or not, as only the key's holder can make it."""
+    private = operator.signer.private_key
+    public = private.public_key().public_bytes_raw()
+    signed = SignedStatement(sign(payload, public, private.sign), public, payload_digest(payload))
+    data = make_certificate(signed, operator.include(signed.digest))
+    return Issued(data, signed, operator.anchor(), opening())
 
 
 def parent() -> ErasureStatement:

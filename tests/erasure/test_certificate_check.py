@@ -15,6 +15,7 @@ from certificate_world import (
     opening,
     parent,
     reseal,
+    sign_payload,
     signing_key,
     statement,
 )
@@ -22,7 +23,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvrun.audit.record import format_time
-from kvrun.erasure import dsse
 from kvrun.erasure.certificate import (
     Outcome,
     SnapshotRetention,
@@ -30,11 +30,10 @@ from kvrun.erasure.certificate import (
     VerificationEntry,
     complete_after,
     encode_statement,
-    payload_digest,
 )
 from kvrun.erasure.check import check_certificate
 from kvrun.erasure.commitment import ErasedSubject
-from kvrun.erasure.document import SignedStatement, make_certificate, sign_statement
+from kvrun.erasure.document import make_certificate, sign_statement
 from kvrun.erasure.errors import CertificateFormatError
 from kvrun.erasure.report import CertificateReport
 from kvrun.erasure.trust import TrustAnchor, make_anchor, parse_anchor
@@ -168,7 +167,7 @@ def test_a_signed_statement_outside_the_format_is_refused(
 ) -> None:
     payload = encode_statement(statement()).replace(old, new)
     operator = Operator()
-    issued = _sign_payload(operator, payload)
+    issued = sign_payload(operator, payload)
     assert codes(check(issued)) == ["well_formed", "signed", code]
 
 
@@ -345,12 +344,3 @@ def _anchor_with(**changes: object) -> TrustAnchor:
 def _reencoded(document: dict[str, object]) -> CertificateReport:
     """By somebody who knows how to make the checksum fit."""
     return check_certificate(reseal(document), anchor=GOOD.anchor, now=NOW)
-
-
-def _sign_payload(operator: Operator, payload: bytes) -> Issued:
-    private = operator.signer.private_key
-    public = private.public_key().public_bytes_raw()
-    envelope = dsse.sign(payload, public, private.sign)
-    whole = SignedStatement(envelope, public, payload_digest(payload))
-    data = make_certificate(whole, operator.include(whole.digest))
-    return Issued(data, whole, operator.anchor(), opening())

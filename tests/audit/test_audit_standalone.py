@@ -1,0 +1,77 @@
+"""The stand-alone verifier finds in audit logs exactly what ``kvrun verify`` finds."""
+
+import random
+import sys
+from pathlib import Path
+
+import pytest
+from simulator import ATTACKS, Attack, honest, signer
+
+from kvrun.audit.files import verify_files
+from kvrun.audit.verify import Trust
+from support import standalone
+
+OTHER = standalone.load()
+
+
+def assert_same(folder: Path, *, trusted: bool, remembered: bytes | None) -> None:
+    key = signer().key
+    notes = (remembered,) if remembered is not None else ()
+    now = 1_800_000_000.0
+    trust = Trust(keys=(key,) if trusted else (), remembered=notes, now=now, max_age_seconds=60)
+    report = verify_files([folder], trust)
+    mine = {(str(item.aspect), str(item.verdict), str(item.code)) for item in report.findings}
+    keys = [OTHER.verifier_key(key.text())] if trusted else []
+    result = OTHER.LogCheck(keys=keys, remembered=notes, now=now, max_age=60)
+    result.run(*OTHER.log_files([folder]))
+    assert {item[:3] for item in result.findings} == mine
+    assert (result.log_id, result.first_seq) == (report.log_id, report.first_seq)
+
+
+@pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.run.__name__)
+def test_both_name_every_attack_alike(attack: Attack, tmp_path: Path) -> None:
+    world = honest(tmp_path)
+    attack.run(world)
+    for trusted in (True, False):
+        for remembered in (None, world.remembered):
+            assert_same(world.folder, trusted=trusted, remembered=remembered)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_both_agree_on_a_log_with_a_changed_byte(seed: int, tmp_path: Path) -> None:
+    chance = random.Random(seed)
+    world = honest(tmp_path)
+    for _ in range(12):
+        path = chance.choice(sorted(world.folder.iterdir()))
+        data = path.read_bytes()
+        if not data:
+            continue
+        place = chance.randrange(len(data))
+        changed = bytearray(data)
+        changed[place] ^= 1 << chance.randrange(8)
+        path.write_bytes(changed)
+        assert_same(world.folder, trusted=True, remembered=world.remembered)
+        path.write_bytes(data)
+
+
+def test_the_command_ends_like_kvrun_verify(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world = honest(tmp_path)
+    key = tmp_path / "log.vkey"
+    key.write_text(signer().key.text() + "\n")
+    assert OTHER.main([str(world.folder), "--key", str(key)]) == 0
+    assert OTHER.main([str(world.folder)]) == 2
+    world.write(world.lines()[:-5])
+    assert OTHER.main([str(world.folder), "--key", str(key)]) == 1
+    assert "truncated" in capsys.readouterr().out
+
+
+def test_it_needs_nothing_but_python_and_cryptography() -> None:
+    source = standalone.FILE.read_text()
+    imported = {line.split()[1].split(".")[0] for line in source.splitlines() if _imports(line)}
+    assert imported - set(sys.stdlib_module_names) == {"cryptography"}
+
+
+def _imports(line: str) -> bool:
+    return line.startswith(("import ", "from "))

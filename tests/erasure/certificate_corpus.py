@@ -1,0 +1,172 @@
+"""Certificates, good and bad in every named way, for all verifiers to agree on."""
+
+import base64
+import json
+from dataclasses import dataclass
+
+import msgspec
+from certificate_world import (
+    ISSUED,
+    NOW,
+    REQUESTED,
+    Issued,
+    Operator,
+    opening,
+    parent,
+    reseal,
+    sign_payload,
+    signing_key,
+    statement,
+)
+
+from kvrun.audit.record import format_time
+from kvrun.erasure.certificate import (
+    Outcome,
+    SnapshotRetention,
+    StepEntry,
+    VerificationEntry,
+    complete_after,
+    encode_statement,
+)
+from kvrun.erasure.check import check_certificate
+from kvrun.erasure.document import make_certificate
+from kvrun.erasure.report import CertificateReport
+from kvrun.erasure.trust import parse_anchor
+from kvrun.keys.filesystem import ClaimClass
+
+
+@dataclass(frozen=True)
+class Case:
+    """A certificate, what a verifier brings, and the answer that decides."""
+
+    name: str
+    data: bytes
+    expected: str
+    anchor: bytes | None
+    now: float = NOW
+    opening: bytes | None = None
+    subject: str | None = None
+
+    def check(self) -> CertificateReport:
+        return check_certificate(
+            self.data,
+            anchor=None if self.anchor is None else parse_anchor(self.anchor),
+            now=self.now,
+            opening=self.opening,
+            subject=self.subject,
+        )
+
+
+GOOD = Operator().issue()
+_ANCHOR = msgspec.json.encode(GOOD.anchor)
+
+
+def _anchor(**changes: object) -> bytes:
+    return msgspec.json.encode(Operator(signer=signing_key(1, **changes)).anchor())
+
+
+def _with_log(inclusion: object) -> bytes:
+    return make_certificate(GOOD.signed, inclusion)  # type: ignore[arg-type]
+
+
+def _changed(issued: Issued = GOOD, **parts: object) -> bytes:
+    return reseal({**json.loads(issued.data), **parts})
+
+
+def _payload(old: bytes, new: bytes) -> bytes:
+    payload = encode_statement(statement()).replace(old, new)
+    assert payload != encode_statement(statement())
+    return sign_payload(Operator(), payload).data
+
+
+def _forged_statement() -> bytes:
+    document = json.loads(GOOD.data)
+    payload = base64.b64decode(document["envelope"]["payload"])
+    forged = base64.b64encode(payload.replace(b"DSAR-123", b"DSAR-124")).decode()
+    return _changed(envelope={**document["envelope"], "payload": forged})
+
+
+def _forged_cosignature() -> bytes:
+    log = json.loads(GOOD.data)["log"]
+    line = log["proof"].splitlines()[-1].split()[-1]
+    raw = bytearray(base64.b64decode(line))
+    raw[-1] ^= 1
+    proof = log["proof"].replace(line, base64.b64encode(raw).decode())
+    return _changed(log={**log, "proof": proof})
+
+
+def _issue(**changes: object) -> bytes:
+    return Operator().issue(statement(**changes)).data
+
+
+_OPERATOR = Operator()
+_MINE, _OTHER = _OPERATOR.include(GOOD.signed.digest), _OPERATOR.include("ab" * 32)
+_REPLACE = msgspec.structs.replace
+_RETENTION = SnapshotRetention(root=1, machine=30)
+
+CASES = [
+    Case("good", GOOD.data, "opened", _ANCHOR, opening=GOOD.opening, subject="chat-7"),
+    Case("without an anchor", GOOD.data, "self_asserted", None),
+    Case("flipped byte", GOOD.data.replace(b"eyJ", b"eyK", 1), "changed", _ANCHOR),
+    Case("noise", b"\x00\xff", "malformed", _ANCHOR),
+    Case("cut off", GOOD.data[:-2], "malformed", _ANCHOR),
+    Case("pretty", msgspec.json.format(GOOD.data), "malformed", _ANCHOR),
+    Case("newer format", _changed(format="kvrun-certificate/v2"), "unknown_version", _ANCHOR),
+    Case(
+        "newer statement",
+        _payload(b"certificate/v1", b"certificate/v2"),
+        "unknown_version",
+        _ANCHOR,
+    ),
+    Case("unknown class", _payload(b'"device"', b'"total"'), "malformed", _ANCHOR),
+    Case("record called certificate", _payload(b'"device"', b'"logical"'), "malformed", _ANCHOR),
+    Case("statement with a fraction", _payload(b":12,", b":12.0,"), "malformed", _ANCHOR),
+    Case("forged statement", _forged_statement(), "bad_signature", _ANCHOR),
+    Case("future date", GOOD.data, "from_the_future", _ANCHOR, now=ISSUED - 301),
+    Case(
+        "steps after issue",
+        _issue(steps=[StepEntry(name="refused", at=format_time(ISSUED + 60))]),
+        "times_contradict",
+        _ANCHOR,
+    ),
+    Case("wrong signer", Operator(signer=signing_key(9)).issue().data, "wrong_signer", _ANCHOR),
+    Case("key not valid yet", GOOD.data, "outside_validity", _anchor(created_at=int(ISSUED) + 1)),
+    Case("revoked before", GOOD.data, "revoked_signer", _anchor(revoked_at=int(ISSUED) + 60)),
+    Case("revoked later", GOOD.data, "revoked_later", _anchor(revoked_at=int(ISSUED) + 61)),
+    Case("not in the log", _with_log(_OTHER), "not_in_log", _ANCHOR),
+    Case(
+        "another place in the log",
+        _with_log(_REPLACE(_MINE, proof=_MINE.proof.replace("index 4", "index 5"))),
+        "not_in_log",
+        _ANCHOR,
+    ),
+    Case("wrong root", _with_log(_REPLACE(_MINE, proof=_OTHER.proof)), "wrong_log_root", _ANCHOR),
+    Case("foreign log", Operator(log_id="kvrun.test/b").issue().data, "foreign_log", _ANCHOR),
+    Case("unsigned log", Operator(log_seed=9).issue().data, "log_not_signed", _ANCHOR),
+    Case("forged cosignature", _forged_cosignature(), "bad_cosignature", _ANCHOR),
+    Case("no witness", Operator(cosigned_at=None).issue().data, "no_witness", _ANCHOR),
+    Case("wrong salt", GOOD.data, "bad_opening", _ANCHOR, opening=opening(salt=1)),
+    Case("malformed opening", GOOD.data, "bad_opening", _ANCHOR, opening=b"{}"),
+    Case("opening with newline", GOOD.data, "bad_opening", _ANCHOR, opening=opening() + b"\n"),
+    Case("subject without opening", GOOD.data, "bad_opening", _ANCHOR, subject="chat-7"),
+    Case("other subject", GOOD.data, "other_subject", _ANCHOR, opening=opening(), subject="chat-8"),
+    Case("logical", _issue(claim_class=ClaimClass.LOGICAL), "logical_only", _ANCHOR),
+    Case(
+        "snapshots",
+        _issue(
+            snapshot_retention_days=_RETENTION, complete_after=complete_after(REQUESTED, _RETENTION)
+        ),
+        "not_yet_complete",
+        _ANCHOR,
+    ),
+    Case("unacknowledged", _issue(unacknowledged=["i-2"]), "unacknowledged", _ANCHOR),
+    Case(
+        "failed canary",
+        _issue(verification=[VerificationEntry(name="canary", outcome=Outcome.FAIL)]),
+        "verification_failed",
+        _ANCHOR,
+    ),
+    Case("no keys", _issue(keys=[]), "claim_contradicts", _ANCHOR),
+    Case("nothing held", _issue(keys=[], root=None, claim_class=None), "nothing_held", _ANCHOR),
+    Case("parent", Operator().issue(parent()).data, "lists_children", _ANCHOR),
+]
