@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from kvrun.audit.errors import AuditError
+from kvrun.audit.attestation import Attestation
+from kvrun.audit.errors import AuditError, TimestampError
 from kvrun.audit.note import VerifierKey, parse_verifier_key
 from kvrun.audit.segment import (
     CHECKPOINT_NAME,
@@ -13,7 +14,8 @@ from kvrun.audit.segment import (
     manifest_path,
     read_chunks,
 )
-from kvrun.audit.verdict import VerificationReport
+from kvrun.audit.timestamp import SUFFIX, verify_token
+from kvrun.audit.verdict import Code, VerificationReport
 from kvrun.audit.verify import SegmentSource, Trust, verify_log
 
 
@@ -55,6 +57,36 @@ def read_keys(path: Path) -> tuple[VerifierKey, ...]:
     if not keys:
         raise AuditError(f"the key file {path} holds no key")
     return tuple(keys)
+
+
+def read_timestamps(
+    paths: Sequence[Path], authorities: bytes, names: str
+) -> tuple[Attestation, ...]:
+    """The timestamps in token files (``NOTE.tsr`` beside ``NOTE``) or folders of them.
+
+    ``authorities``: PEM certificates of the roots that count, called ``names`` in findings. A token
+    that does not hold is among the result, with the reason. Raises AuditError for a path that
+    cannot be read.
+    """
+    tokens = [
+        token
+        for path in paths
+        for token in (sorted(path.rglob(f"*{SUFFIX}")) if path.is_dir() else [path])
+    ]
+    if not tokens:
+        raise AuditError(f"there is no timestamp ({SUFFIX}) in {', '.join(map(str, paths))}")
+    return tuple(_timestamp(token, authorities, names) for token in tokens)
+
+
+def _timestamp(token: Path, authorities: bytes, names: str) -> Attestation:
+    try:
+        note, answer = token.with_suffix("").read_bytes(), token.read_bytes()
+    except OSError as error:
+        raise AuditError(f"{error.filename} cannot be read: {error.strerror}") from error
+    try:
+        return Attestation(note, names, verify_token(note, answer, authorities), Code.TIMESTAMPED)
+    except TimestampError as error:
+        return Attestation(note, names, 0, Code.TIMESTAMPED, f"{token.name}: {error.message}")
 
 
 def _segments(path: Path) -> list[Path]:

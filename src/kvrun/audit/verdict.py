@@ -55,6 +55,9 @@ class Code(StrEnum):
     NO_WITNESS = "no_witness"
     COSIGNED = "cosigned"
     BAD_COSIGNATURE = "bad_cosignature"
+    COMMITTED = "committed"
+    TIMESTAMPED = "timestamped"
+    BAD_EVIDENCE = "bad_evidence"
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from itertools import pairwise
 
+from kvrun.audit.attestation import Attestation
 from kvrun.audit.chain import BreakKind, ChainPoint, ChainWalker
 from kvrun.audit.checkpoint import OpenedCheckpoint, open_checkpoint
 from kvrun.audit.errors import AuditError, AuditRecordError, NoteFormatError
@@ -18,6 +19,7 @@ from kvrun.audit.note import VerifierKey, parse_verifier_key
 from kvrun.audit.record import Record, decode_record, format_time, parse_time
 from kvrun.audit.segment import Manifest, TreePoint, parse_manifest
 from kvrun.audit.verdict import Aspect, Code, Finding, Verdict, VerificationReport
+from kvrun.audit.witnessed import witness_findings
 
 CLOCK_TOLERANCE_SECONDS = 5.0
 FUTURE_TOLERANCE_SECONDS = 300.0
@@ -37,7 +39,8 @@ class Trust:
     """What the verifier knows from elsewhere than the log.
 
     ``keys``: the log's verifier keys. ``witnesses``: keys of cosigning parties. ``remembered``:
-    signed checkpoints that another party kept. ``now`` (seconds since 1970) with
+    signed checkpoints that another party kept. ``attested``: checkpoints that witnesses keep or
+    timestamped; those of other logs are passed over. ``now`` (seconds since 1970) with
     ``max_age_seconds`` asks that the last record be recent. ``max_silence_seconds``: the longest
     pause of a running writer, which records a heartbeat every minute unless set otherwise.
     """
@@ -45,6 +48,7 @@ class Trust:
     keys: tuple[VerifierKey, ...] = ()
     witnesses: tuple[VerifierKey, ...] = ()
     remembered: tuple[bytes, ...] = ()
+    attested: tuple[Attestation, ...] = ()
     now: float | None = None
     max_age_seconds: float | None = None
     max_silence_seconds: float = 300.0
@@ -72,6 +76,7 @@ class _Anchor:
     opened: OpenedCheckpoint
     source: str
     remembered: bool
+    attestation: Attestation | None = None
 
 
 class _Verification:
@@ -79,6 +84,7 @@ class _Verification:
         self.trust = trust
         self.findings: list[Finding] = []
         self.claimed_key = claimed_key
+        self.attested = list(trust.attested)
         self.keys = trust.keys
         self.log_id = ""
         self.anchors: list[_Anchor] = []
@@ -159,6 +165,27 @@ class _Verification:
             if self.frontier is not None:
                 self._check_anchor(anchor, self.frontier)
 
+    def _take_attested(self) -> None:
+        """Anchor what witnesses attest of this log; bad evidence fails nothing but its own."""
+        attested, self.attested = self.attested, []
+        for item in attested:
+            try:
+                opened = open_checkpoint(item.note, self.keys, self.trust.witnesses)
+            except NoteFormatError as error:
+                what = f"{item.by}: {error.message}"
+                self._fail(Aspect.WITNESSED, Code.BAD_EVIDENCE, what)
+                continue
+            self.log_id = self.log_id or opened.checkpoint.origin
+            if opened.checkpoint.origin != self.log_id:
+                continue
+            signed = opened.signed_by and not {key.name for key in self.keys} & set(opened.broken)
+            problem = item.problem or ("" if signed else "not signed by the log's key")
+            if problem:
+                what = f"{item.by}, {opened.checkpoint.size} records: {problem}"
+                self._fail(Aspect.WITNESSED, Code.BAD_EVIDENCE, what)
+            else:
+                self.anchors.append(_Anchor(opened, f"a checkpoint of {item.by}", True, item))
+
     def _begin(self, source: SegmentSource, manifest: Manifest | None, chunk: bytes) -> None:
         """Find where the first segment starts, from its own first record."""
         line = chunk.split(b"\n", 1)[0]
@@ -168,6 +195,7 @@ class _Verification:
             first = None
         named = first.log if first else (manifest.log if manifest else "")
         self.log_id = self.log_id or named
+        self._take_attested()
         self.first_seq = first.seq if first else (manifest.before.size if manifest else 0)
         start: TreePoint | None = None
         if manifest is not None:
@@ -225,14 +253,17 @@ class _Verification:
         if frontier is None:
             return
         position = 0
-        sizes = {item.opened.checkpoint.size for item in self.anchors}
-        for size in sorted(item for item in sizes if item > frontier.size):
+        due: dict[int, list[_Anchor]] = {}
+        for anchor in self.anchors:
+            if anchor.opened.checkpoint.size > frontier.size:
+                due.setdefault(anchor.opened.checkpoint.size, []).append(anchor)
+        for size in sorted(due):
             count = size - frontier.size
             if position + count > len(leaves):
                 break
             frontier.extend(leaves[position : position + count])
             position += count
-            for anchor in self.anchors:
+            for anchor in due[size]:
                 self._check_anchor(anchor, frontier)
         frontier.extend(leaves[position:])
 
@@ -286,6 +317,7 @@ class _Verification:
             self._fail(Aspect.FRESHNESS, Code.SILENCE, what)
 
     def _conclude(self) -> None:
+        self._take_attested()
         walker = self.walker
         for item in walker.breaks if walker else ():
             code = Code(item.kind.value)
@@ -299,7 +331,7 @@ class _Verification:
         self._conclude_integrity(size, covered)
         self._conclude_completeness(size, covered)
         self._conclude_freshness()
-        self._conclude_witnessed(covered)
+        self.findings += witness_findings([(item.opened, item.attestation) for item in covered])
 
     def _conclude_integrity(self, size: int, covered: Sequence[_Anchor]) -> None:
         reach = max((item.opened.checkpoint.size for item in covered), default=0)
@@ -359,20 +391,3 @@ class _Verification:
             self._fail(Aspect.FRESHNESS, Code.STALE, what)
         else:
             self._say(Aspect.FRESHNESS, Code.LAST_RECORD, Verdict.PASS, last)
-
-    def _conclude_witnessed(self, covered: Sequence[_Anchor]) -> None:
-        names = sorted({who.name for item in covered for who in item.opened.cosigned_by})
-        if not names:
-            what = "no cosignature of a known witness: a fork shown to others would not show"
-            self._say(Aspect.WITNESSED, Code.NO_WITNESS, Verdict.UNKNOWN, what)
-            return
-        for name in names:
-            size, time = max(
-                (item.opened.checkpoint.size, who.time)
-                for item in covered
-                for who in item.opened.cosigned_by
-                if who.name == name
-            )
-            at = f" at {format_time(time)}" if time else ""
-            what = f"{name} cosigned the first {size} records{at}"
-            self._say(Aspect.WITNESSED, Code.COSIGNED, Verdict.PASS, what)
