@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from kvrun.audit.note import VerifierKey, parse_verifier_key
-from kvrun.audit.segment import TreePoint, replace_file
+from kvrun.audit.segment import TreePoint, replace_file, sync_folder
 from kvrun.config.layout import folder_name
 from kvrun.errors import KvrunError
 
@@ -96,6 +96,20 @@ class Memory:
         folder.mkdir(mode=0o700, exist_ok=True)
         content = msgspec.json.encode(remembered, order="sorted") + b"\n"
         replace_file(folder / _FILE, content + sha256(content).hexdigest().encode() + b"\n")
+
+    def put_aside(self, log: str) -> None:
+        """Forget a log's history for collection, and keep the memory of it."""
+        found = self.find(log)
+        if found is not None:
+            closed = self._folder / "closed"
+            closed.mkdir(mode=0o700, exist_ok=True)
+            self._of(log).rename(closed / f"{log_folder(log)}@{found.generation}")
+            sync_folder(closed)
+            sync_folder(self._folder)
+
+    def next_generation(self, log: str) -> int:
+        """The number of a log's next history; 1 for the first."""
+        return 1 + sum(1 for _ in (self._folder / "closed").glob(f"{log_folder(log)}@*"))
 
     def tail(self, log: str) -> Path:
         """Where the verified records of the open segment are kept."""

@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar
 
 import msgspec
 
-from kvrun.audit.errors import AuditError
+from kvrun.audit.errors import AuditError, AuditLogBusyError
 from kvrun.audit.reading import MAX_READ_BYTES, LogFolder, SegmentInfo, release_segments
 from kvrun.audit.segment import lock_folder
 from kvrun.errors import KvrunError
@@ -90,7 +90,12 @@ class FolderSource:
 
     def release(self, through_seq: int) -> int:
         """See LogSource. A folder that somebody writes meanwhile is left alone."""
-        lock = self._try(lambda: lock_folder(self._log.folder))
+        try:
+            lock = lock_folder(self._log.folder)
+        except AuditLogBusyError:
+            return 0
+        except OSError as error:
+            raise SourceUnavailableError(f"{self.name}: {error.strerror}") from None
         try:
             return release_segments(self._log.folder, through_seq)
         except OSError as error:
