@@ -19,6 +19,8 @@ from kvrun.launch.readiness import http_get
 from kvrun.launch.stack import MODEL_NAME, Stack, StackOptions
 
 WINDOW = 2048
+STACKS: list[Stack] = []
+"""Those that run now, for the report of a failure."""
 _MIB = 1 << 20
 
 
@@ -108,10 +110,12 @@ def running(**options: object) -> Iterator[Stack]:
             **options,  # type: ignore[arg-type]
         ),
     )
+    STACKS.append(stack)
     try:
         stack.start()
         yield stack
     finally:
+        STACKS.remove(stack)
         stack.stop()
         shutil.rmtree(folder, ignore_errors=True)
 
