@@ -89,6 +89,7 @@ class _Verification:
         self.log_id = ""
         self.anchors: list[_Anchor] = []
         self.checked: list[_Anchor] = []
+        self.matching: list[_Anchor] = []
         self.first_seq = 0
         self.frontier: Frontier | None = None
         self.walker: ChainWalker | None = None
@@ -273,6 +274,7 @@ class _Verification:
             return
         self.checked.append(anchor)
         if frontier.root() == checkpoint.root:
+            self.matching.append(anchor)
             return
         code = Code.FORKED if anchor.remembered else Code.ROOT_MISMATCH
         what = f"the first {checkpoint.size} records are not the ones under {anchor.source}"
@@ -327,7 +329,7 @@ class _Verification:
             for aspect in aspects:
                 self._fail(aspect, code, f"at record {item.seq}: {item.detail}")
         size = walker.point.next_seq if walker and walker.point else 0
-        covered = [item for item in self.checked if item.opened.checkpoint.size <= size]
+        covered = [item for item in self.matching if item.opened.checkpoint.size <= size]
         self._conclude_integrity(size, covered)
         self._conclude_completeness(size, covered)
         self._conclude_freshness()

@@ -18,6 +18,14 @@ from kvrun.cli.certificate import (
     is_certificate,
     print_report,
 )
+from kvrun.cli.evidence import (
+    DEFAULT_BRANCH,
+    Branch,
+    Repositories,
+    Timestamps,
+    TsaCertificate,
+    read_evidence,
+)
 from kvrun.cli.trust import read_anchor
 from kvrun.erasure.errors import ErasureError
 
@@ -42,6 +50,10 @@ def verify_command(
     witness_key: Annotated[
         Path | None, typer.Option(help="File with the verifier keys of witnesses, one a line.")
     ] = None,
+    repository: Repositories = None,
+    branch: Branch = DEFAULT_BRANCH,
+    timestamp: Timestamps = None,
+    tsa_certificate: TsaCertificate = None,
     max_age: Annotated[
         float | None, typer.Option(help="Fail if the last record is older than this many seconds.")
     ] = None,
@@ -72,6 +84,7 @@ def verify_command(
         witnesses=(read_keys(witness_key) if witness_key else ())
         + (anchor.witnesses() if anchor else ()),
         remembered=tuple(_read(path) for path in checkpoint or ()),
+        attested=read_evidence(repository or (), branch, timestamp or (), tsa_certificate),
         now=time.time(),
         max_age_seconds=max_age,
         max_silence_seconds=max_silence,
