@@ -1,82 +1,24 @@
-"""A root gives back only what it wrapped, forgets epochs for good, and notices a wrong one."""
+"""A file root keeps to its folder, and a wrong root is noticed by the keys under it."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from keys_support import Clock, open_service
 
 from kvrun.keys import (
-    EpochGoneError,
     FileRoot,
     FolderPermissionError,
     MemoryRoot,
-    Root,
     RootError,
-    WrapError,
     WrongRootError,
 )
-
-MakeRoot = Callable[[], Root]
-
-
-@pytest.fixture(params=["file", "memory"])
-def root(request: pytest.FixtureRequest, tmp_path: Path) -> Root:
-    made: Root = FileRoot(tmp_path / "root") if request.param == "file" else MemoryRoot()
-    return made
 
 
 def buffer() -> memoryview:
     return memoryview(bytearray(32))
-
-
-def test_a_wrap_opens_only_in_its_context_and_unchanged(root: Root) -> None:
-    secret = memoryview(bytearray(range(32)))
-    wrapped = root.wrap(b"context", secret)
-    out = buffer()
-    root.unwrap_into(b"context", wrapped, out)
-    assert out == secret
-    for context, changed in (
-        (b"contexT", wrapped),
-        (b"context", wrapped[:-1] + bytes([wrapped[-1] ^ 1])),
-        (b"context", wrapped[:-1]),
-    ):
-        out = buffer()
-        with pytest.raises(WrapError):
-            root.unwrap_into(context, changed, out)
-        assert bytes(out) == bytes(32)
-
-
-def test_epochs_follow_each_other_and_are_random(root: Root) -> None:
-    assert root.epochs() == ()
-    with pytest.raises(RootError, match="start at 1"):
-        root.create_epoch(0)
-    root.create_epoch(1)
-    with pytest.raises(RootError, match="is 2, not 3"):
-        root.create_epoch(3)
-    root.create_epoch(2)
-    with pytest.raises(RootError, match="destroy 1 first"):
-        root.create_epoch(3)
-    assert root.epochs() == (1, 2)
-    one, again, two = buffer(), buffer(), buffer()
-    root.load_epoch(1, one)
-    root.load_epoch(1, again)
-    root.load_epoch(2, two)
-    assert one == again != two
-
-
-def test_a_destroyed_epoch_is_gone(root: Root) -> None:
-    root.create_epoch(1)
-    root.create_epoch(2)
-    evidence = root.destroy_epoch(1)
-    assert (evidence.epoch, evidence.claim) == (1, root.facts.claim)
-    assert root.epochs() == (2,)
-    for call in (lambda: root.load_epoch(1, buffer()), lambda: root.destroy_epoch(1)):
-        with pytest.raises(EpochGoneError, match="Epoch 1 "):
-            call()
 
 
 def test_a_file_root_survives_closing_and_leaves_nothing_of_a_destroyed_epoch(

@@ -12,6 +12,8 @@ _PATHS = (
     ("instance", "socket"),
     ("instance", "token_file"),
     ("instance", "claim_public_key_file"),
+    ("keys", "root_ca_file"),
+    ("keys", "root_folder"),
     ("gateway", "api_keys_file"),
     ("gateway", "tls_cert"),
     ("gateway", "tls_key"),
@@ -37,14 +39,18 @@ def complete(document: dict[str, Any], folder: Path) -> None:
     instance = document.setdefault("instance", {})
     gateway = document.setdefault("gateway", {})
     engine = document.get("engine", {})
+    keys = document.setdefault("keys", {})
     witness = document.setdefault("witness", {})
-    if not all(isinstance(table, dict) for table in (instance, gateway, engine, witness)):
+    if not all(isinstance(table, dict) for table in (instance, gateway, engine, keys, witness)):
         return
     instance.setdefault("data_dir", str(InstanceSection.model_fields["data_dir"].default))
     for section, key in _PATHS:
         value = document[section].get(key)
         if isinstance(value, str) and value:
             document[section][key] = str((folder / Path(value).expanduser()).absolute())
+    kind, _, place = str(keys.get("root_secret")).partition(":")
+    if kind == "file" and place:
+        keys["root_secret"] = f"file:{(folder / Path(place).expanduser()).absolute()}"
     jwt = gateway.get("jwt")
     if isinstance(jwt, dict) and isinstance(jwt.get("jwks_file"), str):
         jwt["jwks_file"] = str((folder / Path(jwt["jwks_file"]).expanduser()).absolute())

@@ -17,14 +17,14 @@ from kvrun.keys.errors import (
     WrapError,
 )
 from kvrun.keys.filesystem import filesystem_facts
-from kvrun.keys.folder import FolderLock, private_folder, write_private_file
+from kvrun.keys.folder import FolderLock, private_folder
 from kvrun.keys.held_root import HeldRoot
 from kvrun.keys.locked import LockedBuffer
+from kvrun.keys.markers import mark_do_not_back_up
 from kvrun.keys.root import KEY_BYTES, EpochEvidence, RootFacts
 from kvrun.keys.slots import HALF_BYTES, OS_IO, SlotFile, SlotIO
 from kvrun.keys.wrap import context as wrap_context
 
-MARKER_NAME = "DO-NOT-BACK-UP.txt"
 SLOTS_NAME = "root.slots"
 
 
@@ -60,7 +60,7 @@ class FileRoot(HeldRoot[int]):
             )
             root_id = self._load()
             found = (folder / SLOTS_NAME).stat()
-            _write_markers(folder)
+            mark_do_not_back_up(folder)
         except BaseException:
             self._buffer.close()
             self._lock.close()
@@ -162,20 +162,3 @@ class FileRoot(HeldRoot[int]):
 _KIND_ROOT = 16
 _KIND_EPOCH = 17
 _EPOCH = struct.Struct(">Q")
-_MARKER = """\
-This folder holds the root of kvrun's keys. Do not back it up and do not copy it.
-
-Erasure works by destroying keys in this folder. A restored copy brings them back,
-and with them everything that was erased since the copy was made.
-Without this folder the sealed cache cannot be read: it is recomputed, nothing else is lost.
-"""
-_CACHE_TAG = """\
-Signature: 8a477f597d28d172789f06886806bc55
-# Tells backup programs that follow the Cache Directory Tagging Specification to skip this folder.
-"""
-
-
-def _write_markers(folder: Path) -> None:
-    for name, text in ((MARKER_NAME, _MARKER), ("CACHEDIR.TAG", _CACHE_TAG)):
-        if not (folder / name).exists():
-            write_private_file(folder / name, text.encode())

@@ -1,0 +1,167 @@
+"""A real OpenBao server for tests, and a wire to it that can be cut."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+ROOT_TOKEN = "root-of-the-tests"
+
+
+class BaoServer:
+    """OpenBao at ``url``; ``call`` speaks to it as its operator."""
+
+    def __init__(self, url: str, ca_file: Path | None, token: str) -> None:
+        self.url, self.ca_file, self.token = url, ca_file, token
+        trust = ssl.create_default_context(cafile=str(ca_file) if ca_file else None)
+        self._client = httpx.Client(base_url=f"{url}/v1/", verify=trust, trust_env=False)
+
+    def call(
+        self, method: str, path: str, body: Any = None, *, token: str = "", namespace: str = ""
+    ) -> dict[str, Any]:
+        """The answer's ``data`` (or the whole answer); an error answer fails the test."""
+        headers = {"X-Vault-Token": token or self.token}
+        if namespace:
+            headers["X-Vault-Namespace"] = namespace
+        answer = self._client.request(method, path, json=body, headers=headers, timeout=20)
+        assert answer.is_success, f"{method} {path}: {answer.status_code} {answer.text}"
+        found: dict[str, Any] = answer.json() if answer.content else {}
+        return found
+
+    def allow(self, policy: str, rules: str) -> None:
+        """Write a policy."""
+        self.call("POST", f"sys/policies/acl/{policy}", {"policy": rules})
+
+    def make_token(self, policy: str, *, namespace: str = "") -> str:
+        """A token that may do what ``policy`` says."""
+        body = {"policies": [policy], "no_parent": True, "period": "1h"}
+        answer = self.call("POST", "auth/token/create", body, namespace=namespace)
+        return str(answer["auth"]["client_token"])
+
+    def answers(self) -> bool:
+        """Whether it serves, sealed or not."""
+        with contextlib.suppress(httpx.HTTPError):
+            self._client.get("sys/health", timeout=2)
+            return True
+        return False
+
+
+@contextlib.contextmanager
+def running_bao(arguments: list[str], folder: Path, url: str, ca_file: Path) -> Iterator[BaoServer]:
+    """``bao server`` with ``arguments``, up to the first answer; stopped at the end."""
+    log = folder / "bao.log"
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            [Path(sys.executable).parent / "bao", "server", *arguments],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={"PATH": os.environ["PATH"], "HOME": str(folder)},
+        )
+    try:
+        deadline = time.monotonic() + 30
+        while not ca_file.exists():
+            _still_starting(process, deadline, log)
+        server = BaoServer(url, ca_file if ca_file != log else None, ROOT_TOKEN)
+        while not server.answers():
+            _still_starting(process, deadline, log)
+        yield server
+    finally:
+        process.terminate()
+        try:
+            process.wait(15)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+@contextlib.contextmanager
+def dev_bao(folder: Path) -> Iterator[BaoServer]:
+    """A server in memory with TLS, its transit engine mounted."""
+    address = f"127.0.0.1:{free_port()}"
+    certificates = folder / "certificates"
+    certificates.mkdir()
+    arguments = [
+        "-dev",
+        "-dev-tls",
+        f"-dev-tls-cert-dir={certificates}",
+        "-dev-no-store-token",
+        f"-dev-root-token-id={ROOT_TOKEN}",
+        f"-dev-listen-address={address}",
+    ]
+    ca_file = certificates / "vault-ca.pem"
+    with running_bao(arguments, folder, f"https://{address}", ca_file) as server:
+        server.call("POST", "sys/mounts/transit", {"type": "transit"})
+        yield server
+
+
+def free_port() -> int:
+    """A TCP port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Wire:
+    """A TCP forwarder to ``port``: ``cut`` ends every connection and refuses new ones."""
+
+    def __init__(self, port: int) -> None:
+        self._target = port
+        self.port = free_port()
+        self._listener: socket.socket | None = None
+        self._open: list[socket.socket] = []
+        self.mend()
+
+    def mend(self) -> None:
+        """Let connections through (again)."""
+        listener = socket.socket()
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("127.0.0.1", self.port))
+        listener.listen()
+        self._listener = listener
+        threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
+
+    def cut(self) -> None:
+        """End every connection and refuse new ones."""
+        ends, self._open = self._open, []
+        if self._listener is not None:
+            ends.append(self._listener)
+            self._listener = None
+        for end in ends:
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()
+
+    def _accept(self, listener: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                here, _ = listener.accept()
+                there = socket.create_connection(("127.0.0.1", self._target))
+                self._open += [here, there]
+                for source, sink in ((here, there), (there, here)):
+                    threading.Thread(target=_pump, args=(source, sink), daemon=True).start()
+
+
+def _pump(source: socket.socket, sink: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while data := source.recv(65536):
+            sink.sendall(data)
+    for end in (source, sink):
+        with contextlib.suppress(OSError):
+            end.shutdown(socket.SHUT_RDWR)
+
+
+def _still_starting(process: subprocess.Popen[bytes], deadline: float, log: Path) -> None:
+    assert process.poll() is None, log.read_text(errors="replace")[-2000:]
+    assert time.monotonic() < deadline, log.read_text(errors="replace")[-2000:]
+    time.sleep(0.05)
