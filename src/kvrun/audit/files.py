@@ -41,8 +41,13 @@ def verify_files(paths: Sequence[Path], trust: Trust) -> VerificationReport:
             SegmentSource(path.name, partial(read_chunks, path), _read(manifest_path(path)))
             for path in segments
         ]
+        tombstones = [
+            path.read_bytes() for folder in folders for path in sorted(folder.glob("*.tombstone"))
+        ]
         claimed_key = (claimed or b"").decode(errors="replace").strip()
-        return verify_log(sources, latest=latest, claimed_key=claimed_key, trust=trust)
+        return verify_log(
+            sources, latest=latest, claimed_key=claimed_key, tombstones=tombstones, trust=trust
+        )
     except OSError as error:
         raise AuditError(f"{error.filename} cannot be read: {error.strerror}") from error
 

@@ -43,6 +43,8 @@ class Code(StrEnum):
     TRUNCATED = "truncated"
     ROLLED_BACK = "rolled_back"
     STARTS_LATE = "starts_late"
+    PRUNED = "pruned"
+    BAD_TOMBSTONE = "bad_tombstone"
     RECORDS_LOST = "records_lost"
     GAP = "gap"
     TAIL_NOT_ANCHORED = "tail_not_anchored"

@@ -16,6 +16,7 @@ from kvrun.audit.checkpoint import OpenedCheckpoint, open_checkpoint
 from kvrun.audit.errors import AuditError, AuditRecordError, NoteFormatError
 from kvrun.audit.merkle import Frontier
 from kvrun.audit.note import VerifierKey, parse_verifier_key
+from kvrun.audit.pruned import judge_start
 from kvrun.audit.record import Record, decode_record, format_time, parse_time
 from kvrun.audit.segment import Manifest, TreePoint, parse_manifest
 from kvrun.audit.verdict import Aspect, Code, Finding, Verdict, VerificationReport
@@ -59,6 +60,7 @@ def verify_log(
     *,
     latest: bytes | None = None,
     claimed_key: str = "",
+    tombstones: Sequence[bytes] = (),
     trust: Trust,
 ) -> VerificationReport:
     """Verify segments in order, with the checkpoint and the key that lie beside them.
@@ -66,7 +68,7 @@ def verify_log(
     ``latest`` and ``claimed_key`` come from the log itself and are used as such: without a key in
     ``trust`` the signer is self-asserted. Memory is bounded by one chunk and its records.
     """
-    return _Verification(trust, claimed_key).run(segments, latest)
+    return _Verification(trust, claimed_key, tombstones).run(segments, latest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +82,8 @@ class _Anchor:
 
 
 class _Verification:
-    def __init__(self, trust: Trust, claimed_key: str) -> None:
-        self.trust = trust
+    def __init__(self, trust: Trust, claimed_key: str, tombstones: Sequence[bytes]) -> None:
+        self.trust, self.tombstones = trust, tombstones
         self.findings: list[Finding] = []
         self.claimed_key = claimed_key
         self.attested = list(trust.attested)
@@ -210,8 +212,8 @@ class _Verification:
             self.frontier = start.merkle_frontier()
         self.walker = ChainWalker(self.log_id, start.chain_point() if start else None)
         if self.first_seq:
-            what = f"{source.name} starts at record {self.first_seq}; earlier ones were not given"
-            self._say(Aspect.COMPLETENESS, Code.STARTS_LATE, Verdict.UNKNOWN, what)
+            signers, notes = self.trust.witnesses, self.tombstones
+            self.findings += judge_start(self.log_id, start, self.first_seq, notes, signers)
         if self.frontier is not None:
             for anchor in self.anchors:
                 self._check_anchor(anchor, self.frontier)
