@@ -13,10 +13,11 @@ class ErasureSection(Section):
         ge=1,
         le=600,
     )
-    root_snapshot_days: int = setting(
-        0,
-        "Days for which snapshots or backups of the key root are kept; certificates say when the "
-        "last one has expired.",
+    root_snapshot_days: int | None = setting(
+        None,
+        "Days for which snapshots or backups of the key root are kept (0: there are none); "
+        "certificates say when the last one has expired. Unset: not declared, and an OpenBao or "
+        "PKCS#11 root then ends an erasure with a deletion record only.",
         ge=0,
         le=36_500,
     )
