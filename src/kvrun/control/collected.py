@@ -7,7 +7,7 @@ is there, all is. Nothing is ever replaced.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -95,7 +95,9 @@ class CollectedLog:
         """The countersigned checkpoint at a segment's end. Raises ObjectMissingError."""
         return self.storage.get(f"{self.folder}/{checkpoint_name(size)}")
 
-    def end(self, key: VerifierKey, own: VerifierKey) -> tuple[TreePoint, TreePoint, bytes] | None:
+    def end(
+        self, key: VerifierKey, own: Sequence[VerifierKey]
+    ) -> tuple[TreePoint, TreePoint, bytes] | None:
         """Where what is stored begins and ends, and the checkpoint there; None for nothing.
 
         Only a checkpoint that this collector countersigned counts.
@@ -107,7 +109,7 @@ class CollectedLog:
                 continue
             note = self.note_at(manifest.after.size)
             try:
-                opened = open_checkpoint(note, [key], [own])
+                opened = open_checkpoint(note, [key], own)
             except NoteFormatError:
                 continue
             found = opened.checkpoint
@@ -168,6 +170,11 @@ def manifest_name(first_seq: int) -> str:
 def checkpoint_name(size: int) -> str:
     """The file name of the countersigned checkpoint of that size."""
     return f"{_CHECKPOINT}{size:016d}"
+
+
+def tombstone_name(first_seq: int, end: int) -> str:
+    """The file name of the tombstone of records ``first_seq`` up to but without ``end``."""
+    return f"pruned-{first_seq:016d}-{end:016d}.tombstone"
 
 
 def _lines_from(

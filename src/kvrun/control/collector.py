@@ -149,7 +149,7 @@ class Collector:
             collected_at=moment,
         )
         try:
-            found = CollectedLog.of(self.storage, fresh).end(key, self.cosigner.key)
+            found = CollectedLog.of(self.storage, fresh).end(key, self.cosigner.keys)
         except DeviationError as error:
             return self._alarm.stop(error, fresh, state, source)[1]
         if found is not None:

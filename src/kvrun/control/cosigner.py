@@ -24,6 +24,12 @@ class Cosigner:
     name: str
     private_key: Ed25519PrivateKey
     now: Callable[[], float]
+    earlier: tuple[VerifierKey, ...] = ()
+
+    @property
+    def keys(self) -> tuple[VerifierKey, ...]:
+        """Every key under which this collector ever signed."""
+        return (self.key, *self.earlier)
 
     @property
     def key(self) -> VerifierKey:
@@ -46,7 +52,8 @@ def open_cosigner(layout: DataLayout, now: Callable[[], float]) -> Cosigner:
     raw = private_key.public_key().public_bytes_raw()
     for key in known:
         if key.public_key == raw:
-            return Cosigner(key.name, private_key, now)
-    signer = Cosigner(f"{socket.gethostname()}/collector", private_key, now)
+            others = tuple(item for item in known if item is not key)
+            return Cosigner(key.name, private_key, now, others)
+    signer = Cosigner(f"{socket.gethostname()}/collector", private_key, now, tuple(known))
     replace_file(path, "".join(f"{line}\n" for line in [*lines, signer.key.text()]).encode())
     return signer
