@@ -110,8 +110,8 @@ def test_acquiring_twice_gives_the_same_handle_also_while_evicted(tmp_path: Path
     block = sealed(held)
     for number in range(50):
         service.acquire("alice", f"s{number}")
-    assert len(service._open) <= 8
-    assert ("alice", "held") not in service._open
+    assert len(service._handles) <= 8
+    assert ("alice", "held") not in service._handles
     assert opened(held, block) == b"plain text"  # eviction does not break a holder
     assert service.acquire("alice", "held") is held
     service.close()

@@ -122,7 +122,7 @@ class KeyServiceMachine(RuleBasedStateMachine):
         listed = {(info.tenant, info.session) for info in self.service.sessions()}
         assert listed == set(self.model)
         assert len(self.service._root.epochs()) == 1
-        assert len(self.service._open) <= LIMITS.max_open_handles
+        assert len(self.service._handles) <= LIMITS.max_open_handles
 
     def teardown(self) -> None:
         if hasattr(self, "service"):

@@ -14,8 +14,9 @@ from kvrun.bench.paired import Goal
 from kvrun.bench.report import Report, Row
 from kvrun.keys.file_root import FileRoot
 from kvrun.keys.keyring import Keyring
+from kvrun.keys.limits import KeyLimits
 from kvrun.keys.ring_store import GROUP_SLOTS
-from kvrun.keys.service import KeyLimits, KeyService
+from kvrun.keys.service import KeyService
 from kvrun.keys.slots import OsSlotIO
 
 _FIRST_USE_GOAL = Goal(2.0, at_most=True)

@@ -1,5 +1,6 @@
 """Who may open what: the key hierarchy, where keys are kept, and how they are destroyed."""
 
+from kvrun.keys.destruction import DestroyedKey
 from kvrun.keys.entropy import RandomInto, getrandom
 from kvrun.keys.errors import (
     EpochGoneError,
@@ -22,11 +23,12 @@ from kvrun.keys.errors import (
 from kvrun.keys.file_root import FileRoot
 from kvrun.keys.filesystem import ClaimClass, FilesystemFacts, filesystem_facts
 from kvrun.keys.hierarchy import SessionScope
+from kvrun.keys.limits import KeyLimits
 from kvrun.keys.locked import LockedBuffer, Protection, Secret, SecretArena
 from kvrun.keys.memory_root import MemoryRoot
 from kvrun.keys.ring_entries import DestructionEvidence, RecoveryReport
 from kvrun.keys.root import EpochEvidence, Root, RootFacts
-from kvrun.keys.service import DestroyedKey, KeyLimits, KeyService, SessionInfo
+from kvrun.keys.service import KeyService, SessionInfo
 from kvrun.keys.session import SessionKeys
 from kvrun.keys.signing import KeyPurpose, PublicKeyRecord, SigningKey, SigningRing
 

@@ -77,6 +77,7 @@ class Keyring:
         private_folder(folder, purpose="key")
         self._lock = FolderLock(folder, purpose="key")
         self._failure: str | None = None
+        self._away = False
         self._root = root
         try:
             self._store = RingStore(
@@ -107,6 +108,11 @@ class Keyring:
     def epoch(self) -> int:
         """Number of the live epoch."""
         return self._epoch.epoch
+
+    @property
+    def groups(self) -> GroupKeys:
+        """The keys of the groups of slots."""
+        return self._groups
 
     def tenants(self) -> list[TenantEntry]:
         """Every tenant with a key."""
@@ -262,6 +268,32 @@ class Keyring:
                 self._groups.rewrap(self._groups.of(slot), list(members))
             self._store.slots.sync()
 
+    def put_away(self) -> None:
+        """Zero every key in memory; until ``take_up`` nothing can be opened or changed."""
+        if not self._away:
+            self._away = True
+            self._groups.put_away()
+            self._epoch.close()
+            self._store.put_away()
+
+    def take_up(self) -> None:
+        """Open the keys again through the root. Raises KeysError when they do not open."""
+        if not self._away:
+            return
+        try:
+            self._store.take_up()
+            epoch = self._store.epoch(self._epoch.epoch)
+            try:
+                self._groups.take_up(epoch)
+            except BaseException:
+                epoch.close()
+                raise
+        except BaseException:
+            self._groups.put_away()
+            self._store.put_away()
+            raise
+        self._epoch, self._away = epoch, False
+
     def close(self) -> None:
         """Zero every key in memory and let the folder go."""
         self._failure = self._failure or "the key service is closed"
@@ -305,6 +337,8 @@ class Keyring:
     def _check(self) -> None:
         if self._failure is not None:
             raise KeyUnavailableError(f"Keys cannot be used: {self._failure}")
+        if self._away:
+            raise KeyUnavailableError("Keys cannot be used: the key root did not confirm them")
 
     @contextmanager
     def _changing(self, what: str) -> Iterator[None]:

@@ -146,12 +146,24 @@ class GroupKeys:
             group.slot, RecordKind.GROUP_KEY, group.header, epoch.wrapper, group.key.view
         )
 
-    def forget(self) -> None:
-        """Zero every group key in memory."""
+    def put_away(self) -> None:
+        """Zero every group key in memory until ``take_up``."""
         for group in self._groups.values():
             group.forget_earlier()
             group.key.wipe()
-        self._groups.clear()
+
+    def take_up(self, epoch: EpochKeys) -> None:
+        """Open the group keys again. Raises WrapError or SlotFileError when one does not open."""
+        store = self._store
+        for group in self._groups.values():
+            if group.key.wiped:
+                key = store.arena.take()
+                try:
+                    store.read(group.slot, RecordKind.GROUP_KEY, epoch.wrapper, key.view)
+                except BaseException:
+                    key.wipe()
+                    raise
+                group.key = key
 
     def write_record(
         self,

@@ -6,7 +6,13 @@
 from pathlib import Path
 
 from kvrun.keys.entropy import RandomInto
-from kvrun.keys.errors import RootError, SlotFileError, WrapError, WrongRootError
+from kvrun.keys.errors import (
+    EpochGoneError,
+    RootError,
+    SlotFileError,
+    WrapError,
+    WrongRootError,
+)
 from kvrun.keys.hierarchy import Deriver, RingContext, TagIndex
 from kvrun.keys.locked import LockedBuffer, Protection, Secret, SecretArena
 from kvrun.keys.records import (
@@ -33,14 +39,21 @@ class EpochKeys:
         self.epoch = epoch
         self._secret = store.arena.take()
         store.root.load_epoch(epoch, self._secret.view)
-        self.wrapper: KeyWrapper = store.deriver.group_wrapper(
+        self._wrapper: KeyWrapper | None = store.deriver.group_wrapper(
             self._secret.view, epoch, store.deployment_key, store.deployment_id
         )
+
+    @property
+    def wrapper(self) -> KeyWrapper:
+        """Wraps and unwraps group keys. Raises EpochGoneError after ``close``."""
+        if self._wrapper is None:
+            raise EpochGoneError(f"The key of epoch {self.epoch} was let go")
+        return self._wrapper
 
     def close(self) -> None:
         """Zero the epoch's keys."""
         self._secret.wipe()
-        del self.wrapper
+        self._wrapper = None  # its key schedule is cleansed with it
 
 
 class RingStore:
@@ -63,6 +76,7 @@ class RingStore:
         self.session_payload = view[320 : 320 + SESSION_PAYLOAD_BYTES]
         self._deployment: Secret = self.arena.take()
         self.deployment_id = bytes(ID_BYTES)
+        self._upper_slots = (-1, -1)
         index_key = self.arena.take()
         random_into(index_key.view)
         self.tags = TagIndex(index_key.view)
@@ -131,6 +145,7 @@ class RingStore:
                 self._deployment.view,
             )
             self.deployment_id = header.key_id
+            self._upper_slots = (workspace_slot, deployment_slot)
         finally:
             workspace.wipe()
 
@@ -150,6 +165,7 @@ class RingStore:
                 deployment_slot, RecordKind.DEPLOYMENT_KEY, wrapper, self._deployment.view
             )
             self.deployment_id = KeyHeader.unpack(found).key_id
+            self._upper_slots = (workspace_slot, deployment_slot)
         except WrapError:
             raise WrongRootError(
                 f"The root key does not open the keys in {self.slots.path}",
@@ -157,6 +173,14 @@ class RingStore:
             ) from None
         finally:
             workspace.wipe()
+
+    def put_away(self) -> None:
+        """Zero the deployment key until ``take_up``."""
+        self._deployment.view[:] = bytes(KEY_BYTES)
+
+    def take_up(self) -> None:
+        """Open the upper keys again. Raises KeysError when the root does not."""
+        self.load_upper_keys(*self._upper_slots)
 
     def epoch(self, number: int) -> EpochKeys:
         """A live epoch's keys; the caller closes them."""

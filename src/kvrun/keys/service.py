@@ -5,54 +5,32 @@ live session takes no lock and does no I/O, also while a rotation runs.
 """
 
 import threading
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvrun.keys.destruction import (
+    DestroyedKey,
+    Destroyer,
+    KeyVictims,
+    SessionVictim,
+    TenantVictim,
+)
 from kvrun.keys.entropy import RandomInto, getrandom
 from kvrun.keys.errors import KeyUnavailableError, SessionLimitError
 from kvrun.keys.filesystem import ClaimClass
 from kvrun.keys.hierarchy import session_ref
 from kvrun.keys.keyring import Keyring
+from kvrun.keys.lease import Lease
+from kvrun.keys.lease_keeper import LeaseKeeper, boottime
+from kvrun.keys.limits import KeyLimits
 from kvrun.keys.locked import Protection
+from kvrun.keys.open_handles import OpenHandles
 from kvrun.keys.records import check_name
-from kvrun.keys.ring_entries import (
-    DestructionEvidence,
-    RecoveryReport,
-    SessionEntry,
-    TenantEntry,
-)
+from kvrun.keys.ring_entries import RecoveryReport, SessionEntry, TenantEntry
 from kvrun.keys.root import Root
-from kvrun.keys.session import SessionKeys
+from kvrun.keys.session import HandleEnd, SessionKeys
 from kvrun.keys.slots import OS_IO, SlotIO
-
-DAY_S = 86400.0
-
-
-@dataclass(frozen=True, slots=True)
-class KeyLimits:
-    """Bounds of one key service. Times in seconds; ``None`` means no limit."""
-
-    max_sessions_per_tenant: int | None = 10_000
-    max_sessions: int | None = 100_000
-    idle_timeout_s: float | None = 7 * DAY_S
-    absolute_timeout_s: float | None = 30 * DAY_S
-    max_open_handles: int = 4096
-    """Handles that the service keeps ready; further ones live while somebody holds them."""
-
-
-@dataclass(frozen=True, slots=True)
-class DestroyedKey:
-    """A key that is gone. A tenant's own key has ``session_ref`` "" and ``generation`` 0."""
-
-    tenant_ref: str
-    session_ref: str
-    generation: int
-    key_id: str
-    reason: str
-    """``erased``, ``idle`` or ``absolute``."""
-    evidence: DestructionEvidence
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,21 +49,33 @@ class SessionInfo:
 
 
 class KeyService:
-    """Keys of one (workspace, deployment) in ``folder``, under ``root``; see ``open``."""
+    """Keys of one (workspace, deployment) in ``folder``, under ``root``; see ``open``.
 
-    def __init__(self, ring: Keyring, root: Root, limits: KeyLimits, now: Callable[[], float]):
+    ``on_lease_end`` is called, from a background thread, when the root stopped to answer for a
+    whole lease or revoked us: handles refuse by then, and their owner should scrub what they
+    opened.
+    """
+
+    def __init__(
+        self,
+        ring: Keyring,
+        root: Root,
+        limits: KeyLimits,
+        now: Callable[[], float],
+        clock: Callable[[], float] = boottime,
+    ) -> None:
         self._ring = ring
         self._root = root
         self._limits = limits
         self._now = now
+        self._clock = clock
         self._lock = threading.RLock()
-        self._open: dict[tuple[str, str], SessionKeys] = {}
-        # Every handle that anyone still holds, so that a session never has two and a
-        # destruction reaches all of them.
-        self._alive: weakref.WeakValueDictionary[bytes, SessionKeys] = weakref.WeakValueDictionary()
-        self._count = ring.session_count
+        self._handles = OpenHandles(ring, at_most=limits.max_open_handles, clock=clock)
+        self._destroyer = Destroyer(ring, self._handles, self._lock)
+        self._keeper: LeaseKeeper | None = None
         self._unreported: list[DestroyedKey] = []
         self._closed = False
+        self.on_lease_end: Callable[[str], None] = lambda _reason: None
 
     @classmethod
     def open(
@@ -97,15 +87,19 @@ class KeyService:
         deployment: str,
         limits: KeyLimits,
         now: Callable[[], float],
+        lease_s: float | None = None,
+        clock: Callable[[], float] = boottime,
         random_into: RandomInto = getrandom,
         strict_memory: bool = False,
         io: SlotIO = OS_IO,
     ) -> "KeyService":
         """Open or create the folder and finish what a crash cut short (see ``recovery``).
 
-        ``root`` serves this key service alone; ``close`` closes it too. ``strict_memory`` refuses
-        to start when key memory cannot be locked. Raises FolderBusyError, FolderPermissionError,
-        RootError, MemoryLockError, or another KeysError when the folder is not this deployment's.
+        ``root`` serves this key service alone; ``close`` closes it too. With ``lease_s`` keys are
+        used only while the root confirmed so recently that it still answers; it is asked in the
+        background. ``strict_memory`` refuses to start when key memory cannot be locked. Raises
+        FolderBusyError, FolderPermissionError, RootError, MemoryLockError, or another KeysError
+        when the folder is not this deployment's.
         """
         ring = Keyring(
             folder,
@@ -117,7 +111,14 @@ class KeyService:
             random_into=random_into,
             io=io,
         )
-        return cls(ring, root, limits, now)
+        service = cls(ring, root, limits, now, clock)
+        if lease_s is not None:
+            try:
+                service._keep_lease(lease_s)
+            except BaseException:
+                ring.close()
+                raise
+        return service
 
     @property
     def claim(self) -> ClaimClass:
@@ -139,76 +140,80 @@ class KeyService:
         """What opening the folder had to finish or repair."""
         return self._ring.recovery
 
+    @property
+    def leased(self) -> bool:
+        """Whether keys may be used now."""
+        return self._handles.lease.holds(self._clock())
+
     def acquire(self, tenant: str, session: str) -> SessionKeys:
         """The session's keys; created on first use, durable before this returns.
 
-        Counts as a use. An expired session is destroyed first and starts anew. Raises ScopeError,
-        SessionLimitError (429), KeyUnavailableError (503).
+        Counts as a use. An expired session is destroyed first and starts anew; one that is being
+        destroyed starts anew after that. Raises ScopeError, SessionLimitError (429),
+        KeyUnavailableError (503).
         """
-        handle = self._open.get((tenant, session))
         now = self._now()
+        handle = self._handles.ready(tenant, session)
         if handle is not None and self._usable(handle, now):
             handle.touch(now)
             return handle
         check_name(tenant, "tenant")
         check_name(session, "session")
+        if self._destroyer.is_doomed(tenant, session):
+            # Only for those that came before: a later one may take what is made here.
+            self._destroyer.settle()
         with self._lock:
             self._check_open()
-            now = self._now()
-            entry = self._ring.find(tenant, session)
-            reason = None if entry is None else self._expiry(entry, now)
-            if entry is not None and reason is not None:
-                self._unreported += self._destroy({entry: reason}, {})
-                entry = None
-            if entry is None:
-                self._make_room(tenant, now)
-                entry = self._ring.create(tenant, session, now)
-                self._count += 1
-            entry.tenant.used = max(entry.tenant.used, now)
-            handle = self._handle(entry)
-            handle.touch(now)
-            return handle
+            return self._acquire(tenant, session, self._now())
 
     def find(self, tenant: str, session: str) -> SessionKeys | None:
         """The session's keys if it has any that are not expired.
 
         Never creates, and is no use: who goes on to use the keys calls their ``touch``.
         """
-        handle = self._open.get((tenant, session))
+        handle = self._handles.ready(tenant, session)
         if handle is not None and self._usable(handle, self._now()):
             return handle
         check_name(tenant, "tenant")
         check_name(session, "session")
+        if self._destroyer.is_doomed(tenant, session):
+            return None
         with self._lock:
             self._check_open()
             entry = self._ring.find(tenant, session)
-            if entry is None or self._expiry(entry, self._now()) is not None:
+            if entry is None or self._expiry(entry, self._now()):
                 return None
-            return self._handle(entry)
+            return self._handles.of(entry)
 
     def destroy_session(self, tenant: str, session: str) -> DestroyedKey | None:
         """Destroy a session's keys everywhere; None when it has none.
 
         When this returns, its handles refuse, its slot reads back as zeros, and older copies of
-        the folder open nothing of it.
+        the folder open nothing of it. Destructions at the same time share one rotation.
         """
-        with self._lock:
-            self._check_open()
-            entry = self._ring.find(tenant, session)
-            return None if entry is None else self._destroy({entry: "erased"}, {})[0]
+        self._check_open()
+        destroyed = self._destroyer.destroy(SessionVictim(tenant, session))
+        return destroyed[0] if destroyed else None
 
     def destroy_tenant(self, tenant: str) -> list[DestroyedKey]:
         """Destroy a tenant's key and all its sessions' in one rotation.
 
         The tenant's own key is the last item; the list is empty when there is no such tenant.
         """
+        self._check_open()
+        return self._destroyer.destroy(TenantVictim(tenant))
+
+    def destroy_keys(self, key_ids: Collection[str]) -> list[DestroyedKey]:
+        """Destroy those of the keys (ids in hex) that exist; a tenant's takes its sessions too."""
+        self._check_open()
+        return self._destroyer.destroy(KeyVictims(frozenset(key_ids)))
+
+    def rotate_epoch(self) -> int:
+        """Put a new epoch key in the place of the live one; its number."""
         with self._lock:
             self._check_open()
-            entry = self._ring.find_tenant(tenant)
-            if entry is None:
-                return []
-            victims = dict.fromkeys(entry.sessions.values(), "erased")
-            return self._destroy(victims, {entry: "erased"})
+            self._ring.destroy([])
+            return self._ring.epoch
 
     def destroy_expired(self) -> list[DestroyedKey]:
         """Destroy what is idle or too old, in one rotation; meant to be called regularly.
@@ -222,7 +227,7 @@ class KeyService:
             victims = {
                 entry: reason
                 for entry in self._ring.sessions()
-                if (reason := self._expiry(entry, now)) is not None
+                if (reason := self._expiry(entry, now))
             }
             empty = [t for t in self._ring.tenants() if self._is_abandoned(t, victims, now)]
             if victims or empty:
@@ -255,12 +260,14 @@ class KeyService:
                         entry.key_id.hex(),
                         entry.created,
                         entry.used,
-                        entry.key_id in self._alive,
+                        self._handles.is_alive(entry),
                     )
             yield info
 
     def close(self) -> None:
         """Write last uses, end every handle, zero all keys in memory, close the root."""
+        if self._keeper is not None:
+            self._keeper.close()
         with self._lock:
             if self._closed:
                 return
@@ -270,69 +277,28 @@ class KeyService:
             except KeyUnavailableError:
                 pass  # only last uses are lost: those sessions expire earlier
             finally:
-                self._open.clear()
-                for handle in list(self._alive.values()):
-                    handle.end(destroyed=False)
+                self._handles.end_all(HandleEnd.CLOSED)
                 self._ring.close()
                 self._root.close()
 
-    def _handle(self, entry: SessionEntry) -> SessionKeys:
-        handle = self._alive.get(entry.key_id)
-        if handle is None:
-            with self._ring.opened(entry) as opened:
-                handle = SessionKeys(opened, entry)
-            self._alive[entry.key_id] = handle
-        key = (handle.scope.tenant, handle.scope.session)
-        if key not in self._open:
-            if len(self._open) >= self._limits.max_open_handles:
-                self._evict()
-            self._open[key] = handle
+    def _acquire(self, tenant: str, session: str, now: float) -> SessionKeys:
+        entry = self._ring.find(tenant, session)
+        reason = "" if entry is None else self._expiry(entry, now)
+        if entry is not None and reason:
+            self._unreported += self._destroy({entry: reason}, {})
+            entry = None
+        if entry is None:
+            self._make_room(tenant, now)
+            entry = self._ring.create(tenant, session, now)
+        entry.tenant.used = max(entry.tenant.used, now)
+        handle = self._handles.of(entry)
+        handle.touch(now)
         return handle
-
-    def _evict(self) -> None:
-        # An eighth at a time, least recently used first, keeps acquire free of bookkeeping.
-        by_use = sorted(self._open.items(), key=lambda item: item[1].last_used_at)
-        for key, _ in by_use[: max(1, len(by_use) // 8)]:
-            del self._open[key]
 
     def _destroy(
         self, victims: Mapping[SessionEntry, str], tenants: Mapping[TenantEntry, str]
     ) -> list[DestroyedKey]:
-        # Handles first: from here on nobody can use the keys, whatever happens below.
-        named = [(entry, *self._end_handle(entry)) for entry in victims]
-        tenant_refs = {entry: self._tenant_ref(entry) for entry in tenants}
-        evidence = self._ring.destroy(list(victims), list(tenants))
-        self._count = self._ring.session_count
-        destroyed = [
-            DestroyedKey(
-                tenant_ref, ref, entry.generation, entry.key_id.hex(), victims[entry], evidence
-            )
-            for entry, tenant_ref, ref in named
-        ]
-        destroyed += [
-            DestroyedKey(ref, "", 0, entry.key_id.hex(), tenants[entry], evidence)
-            for entry, ref in tenant_refs.items()
-        ]
-        return destroyed
-
-    def _end_handle(self, entry: SessionEntry) -> tuple[str, str]:
-        """End the session's handle if it has one; its tenant and session pseudonyms."""
-        handle = self._alive.pop(entry.key_id, None)
-        if handle is not None:
-            handle.end(destroyed=True)
-            self._open.pop((handle.scope.tenant, handle.scope.session), None)
-            return handle.tenant_ref, handle.session_ref
-        try:
-            with self._ring.opened(entry) as opened:
-                return opened.tenant_ref, session_ref(opened.name_key, opened.scope)
-        except KeyUnavailableError:
-            return self._tenant_ref(entry.tenant), ""  # damaged: destroyed all the same
-
-    def _tenant_ref(self, entry: TenantEntry) -> str:
-        try:
-            return self._ring.tenant_ref(entry)
-        except KeyUnavailableError:
-            return ""
+        return self._destroyer.destroy_now(victims, tenants)
 
     def _make_room(self, tenant: str, now: float) -> None:
         owner = self._ring.find_tenant(tenant)
@@ -344,16 +310,16 @@ class KeyService:
                     f"The tenant has {len(owner.sessions)} sessions; {per_tenant} are allowed",
                     hint="Erase sessions, or wait until idle ones expire.",
                 )
-        if total is not None and self._count >= total:
+        if total is not None and self._ring.session_count >= total:
             self._drop_expired(self._ring.sessions(), now)
-            if self._count >= total:
+            if self._ring.session_count >= total:
                 raise SessionLimitError(
-                    f"The deployment has {self._count} sessions; {total} are allowed",
+                    f"The deployment has {total} sessions and no more are allowed",
                     hint="Erase sessions, or wait until idle ones expire.",
                 )
 
     def _drop_expired(self, entries: Iterable[SessionEntry], now: float) -> None:
-        expired = {e: reason for e in entries if (reason := self._expiry(e, now)) is not None}
+        expired = {e: reason for e in entries if (reason := self._expiry(e, now))}
         if expired:
             self._unreported += self._destroy(expired, {})
 
@@ -366,18 +332,11 @@ class KeyService:
         self._ring.persist_use(moved)
 
     def _usable(self, handle: SessionKeys, now: float) -> bool:
-        return not handle.ended and not self._too_old(handle.created_at, handle.last_used_at, now)
+        expired = self._limits.expired(handle.created_at, handle.last_used_at, now)
+        return not expired and not handle.ended
 
-    def _expiry(self, entry: SessionEntry, now: float) -> str | None:
-        return self._too_old(entry.created, entry.used, now) or None
-
-    def _too_old(self, created: float, used: float, now: float) -> str:
-        limits = self._limits
-        if limits.absolute_timeout_s is not None and now - created >= limits.absolute_timeout_s:
-            return "absolute"
-        if limits.idle_timeout_s is not None and now - used >= limits.idle_timeout_s:
-            return "idle"
-        return ""
+    def _expiry(self, entry: SessionEntry, now: float) -> str:
+        return self._limits.expired(entry.created, entry.used, now)
 
     def _is_abandoned(
         self, tenant: TenantEntry, victims: Mapping[SessionEntry, str], now: float
@@ -391,3 +350,34 @@ class KeyService:
     def _check_open(self) -> None:
         if self._closed:
             raise KeyUnavailableError("The key service is closed")
+        if not self.leased:
+            raise KeyUnavailableError(
+                "Keys cannot be used: the key root has not confirmed them in time",
+                hint="They come back when the root answers again.",
+            )
+
+    def _keep_lease(self, duration_s: float) -> None:
+        keeper = LeaseKeeper(
+            self._root.check,
+            duration_s=duration_s,
+            clock=self._clock,
+            ended=self._lease_ended,
+            began=self._lease_began,
+        )
+        self._handles.lease = keeper.lease
+        self._keeper = keeper
+        keeper.start()
+
+    def _lease_ended(self, reason: str) -> None:
+        with self._lock:
+            if self._closed:
+                return
+            self._handles.end_all(HandleEnd.LEASE_OVER)
+            self._ring.put_away()
+        self.on_lease_end(reason)
+
+    def _lease_began(self, lease: Lease) -> None:
+        with self._lock:
+            if not self._closed:
+                self._ring.take_up()
+                self._handles.lease = lease

@@ -1,6 +1,7 @@
 """The live handle of a session's keys: seal, name blocks, and stop at once when destroyed."""
 
 from collections.abc import Callable
+from enum import Enum
 
 from cryptography.hazmat.primitives.hmac import HMAC
 
@@ -13,12 +14,29 @@ from kvrun.keys.hierarchy import (
     session_ref,
 )
 from kvrun.keys.keyring import OpenedSession
+from kvrun.keys.lease import Lease
 from kvrun.keys.ring_entries import SessionEntry
 from kvrun.seal import BlockSealer
 
 
+class HandleEnd(Enum):
+    """Why a handle refuses."""
+
+    DESTROYED = "This session's key was destroyed; acquire the session again"
+    CLOSED = "The key service that this session key came from is closed"
+    LEASE_OVER = "The right to use this session's key ended and was not renewed"
+
+    def error(self) -> KeyDestroyedError | KeyUnavailableError:
+        """What a use of the handle raises."""
+        kind = KeyDestroyedError if self is HandleEnd.DESTROYED else KeyUnavailableError
+        return kind(self.value)
+
+
 class SessionKeys:
     """One session's keys in use, shared by everyone who acquired the session.
+
+    It works while its lease holds: every use looks at the clock first, so that a process that was
+    cut off or stopped cannot use a key that was destroyed meanwhile.
 
     It holds no raw key: the DEK lives on as the sealer's keyed hash state, the name key as
     another. Both are in the crypto library's memory, which it cleanses when the handle is
@@ -27,8 +45,10 @@ class SessionKeys:
 
     __slots__ = (
         "__weakref__",
+        "_clock",
+        "_end",
         "_entry",
-        "_gone",
+        "_lease",
         "_name_state",
         "_sealer",
         "created_at",
@@ -40,7 +60,14 @@ class SessionKeys:
         "tenant_ref",
     )
 
-    def __init__(self, opened: OpenedSession, entry: SessionEntry) -> None:
+    def __init__(
+        self,
+        opened: OpenedSession,
+        entry: SessionEntry,
+        lease: Lease,
+        clock: Callable[[], float],
+    ) -> None:
+        """``clock`` gives seconds of CLOCK_BOOTTIME."""
         scope = opened.scope
         self.scope: SessionScope = scope
         self.generation: int = entry.generation
@@ -52,26 +79,31 @@ class SessionKeys:
             opened.salt_seed, scope.deployment, scope.tenant, scope.session
         )
         self._entry = entry
-        self._gone: Callable[[], Exception] | None = None
+        self._lease = lease
+        self._clock = clock
+        self._end: HandleEnd | None = None
         self._name_state: HMAC | None = block_name_state(opened.name_key)
         self._sealer: BlockSealer = BlockSealer(opened.dek, generation=entry.generation)
 
     @property
     def sealer(self) -> BlockSealer:
-        """Seals and opens this session's blocks. KeyDestroyedError once the key is destroyed."""
-        if self._gone is not None:
-            raise self._gone()
+        """Seals and opens this session's blocks.
+
+        Raises KeyDestroyedError once the key is destroyed, KeyUnavailableError when the service
+        was closed or the lease ended.
+        """
+        self._check()
         return self._sealer
 
     @property
     def destroyed(self) -> bool:
         """True from the moment a destruction of the key begins."""
-        return self._gone is _destroyed
+        return self._end is HandleEnd.DESTROYED
 
     @property
     def ended(self) -> bool:
-        """True once the handle refuses, because of a destruction or a stop of the service."""
-        return self._gone is not None
+        """True once the handle refuses: a destruction, a stop of the service, no lease."""
+        return self._end is not None or not self._lease.holds(self._clock())
 
     @property
     def last_used_at(self) -> float:
@@ -81,8 +113,9 @@ class SessionKeys:
     def block_name(self, identity_bytes: bytes) -> bytes:
         """16 bytes that name a block in any tier and say nothing without the session's key."""
         state = self._name_state
+        self._check()
         if state is None:
-            raise (self._gone or _closed)()
+            raise HandleEnd.CLOSED.error()
         copy = state.copy()
         copy.update(identity_bytes)
         return copy.finalize()[:BLOCK_NAME_BYTES]
@@ -92,22 +125,20 @@ class SessionKeys:
         if now > self._entry.used:
             self._entry.used = now
 
-    def end(self, *, destroyed: bool) -> None:
+    def end(self, why: HandleEnd) -> None:
         """Cleanse the key states; every later use raises. For the key service only."""
-        if self._gone is not _destroyed:
-            self._gone = _destroyed if destroyed else _closed
+        if self._end is not HandleEnd.DESTROYED:
+            self._end = why
         self._name_state = None
         self._sealer.close()
+
+    def _check(self) -> None:
+        if self._end is not None:
+            raise self._end.error()
+        if not self._lease.holds(self._clock()):
+            raise HandleEnd.LEASE_OVER.error()
 
     def __del__(self) -> None:
         # A handle that fell out of the service's cache lives as long as its last holder.
         if hasattr(self, "_sealer"):
-            self.end(destroyed=False)
-
-
-def _destroyed() -> Exception:
-    return KeyDestroyedError("This session's key was destroyed; acquire the session again")
-
-
-def _closed() -> Exception:
-    return KeyUnavailableError("The key service that this session key came from is closed")
+            self.end(HandleEnd.CLOSED)

@@ -1,0 +1,178 @@
+"""Destroying keys for whoever asks, many at once: concurrent destructions share one rotation."""
+
+import threading
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+
+from kvrun.keys.errors import KeyUnavailableError
+from kvrun.keys.hierarchy import session_ref
+from kvrun.keys.keyring import Keyring
+from kvrun.keys.open_handles import OpenHandles
+from kvrun.keys.ring_entries import DestructionEvidence, SessionEntry, TenantEntry
+from kvrun.keys.session import HandleEnd
+from kvrun.keys.shared_run import SharedRun
+
+
+@dataclass(frozen=True, slots=True)
+class DestroyedKey:
+    """A key that is gone. A tenant's own key has ``session_ref`` "" and ``generation`` 0."""
+
+    tenant_ref: str
+    session_ref: str
+    generation: int
+    key_id: str
+    reason: str
+    """``erased``, ``idle`` or ``absolute``."""
+    evidence: DestructionEvidence
+
+
+@dataclass(frozen=True, slots=True)
+class SessionVictim:
+    """One session, by its ids."""
+
+    tenant: str
+    session: str
+
+
+@dataclass(frozen=True, slots=True)
+class TenantVictim:
+    """A tenant with every session, by its id."""
+
+    tenant: str
+
+
+@dataclass(frozen=True, slots=True)
+class KeyVictims:
+    """Sessions and tenants by their keys' ids in hex; what was made since is left alone."""
+
+    key_ids: frozenset[str]
+
+
+Victim = SessionVictim | TenantVictim | KeyVictims
+_Found = tuple[list[SessionEntry], list[TenantEntry]]
+
+
+class Destroyer:
+    """Destroys keys of one ring. ``lock`` guards the ring and the handles; it is reentrant."""
+
+    def __init__(
+        self, ring: Keyring, handles: OpenHandles, lock: AbstractContextManager[bool]
+    ) -> None:
+        self._ring = ring
+        self._handles = handles
+        self._lock = lock
+        self._shared = SharedRun[Victim, list[DestroyedKey]](self._run)
+        self._doomed: Counter[SessionVictim | TenantVictim] = Counter()
+        self._doomed_lock = threading.Lock()
+
+    def destroy(self, victim: Victim) -> list[DestroyedKey]:
+        """Destroy a victim's keys, in one rotation with whatever else waits.
+
+        From here on its handles refuse and it gets no new ones. A victim that several callers name
+        is reported to the first.
+        """
+        with self._refusing(victim):
+            return self._shared.submit(victim)
+
+    def is_doomed(self, tenant: str, session: str) -> bool:
+        """Whether a destruction that reaches the session is under way."""
+        doomed = self._doomed
+        return bool(doomed) and (
+            SessionVictim(tenant, session) in doomed or TenantVictim(tenant) in doomed
+        )
+
+    def settle(self) -> None:
+        """Wait until the destructions that are under way are over; not with the lock held."""
+        self._shared.settle()
+
+    def destroy_now(
+        self, sessions: Mapping[SessionEntry, str], tenants: Mapping[TenantEntry, str]
+    ) -> list[DestroyedKey]:
+        """Destroy entries, each with its reason, in one rotation. The lock is held."""
+        # Handles first: from here on nobody can use the keys, whatever happens below.
+        named = [(entry, *self._end_handle(entry)) for entry in sessions]
+        tenant_refs = {entry: self._tenant_ref(entry) for entry in tenants}
+        evidence = self._ring.destroy(list(sessions), list(tenants))
+        destroyed = [
+            DestroyedKey(
+                tenant_ref, ref, entry.generation, entry.key_id.hex(), sessions[entry], evidence
+            )
+            for entry, tenant_ref, ref in named
+        ]
+        destroyed += [
+            DestroyedKey(ref, "", 0, entry.key_id.hex(), tenants[entry], evidence)
+            for entry, ref in tenant_refs.items()
+        ]
+        return destroyed
+
+    def _run(self, victims: Sequence[Victim]) -> list[list[DestroyedKey]]:
+        with self._lock:
+            found = [self._find(victim) for victim in victims]
+            sessions = {entry: "erased" for entries, _ in found for entry in entries}
+            tenants = {entry: "erased" for _, entries in found for entry in entries}
+            if not sessions and not tenants:
+                return [[] for _ in victims]
+            by_key = {key.key_id: key for key in self.destroy_now(sessions, tenants)}
+        return [
+            [
+                key
+                for entry in (*of_sessions, *of_tenants)
+                if (key := by_key.pop(entry.key_id.hex(), None)) is not None
+            ]
+            for of_sessions, of_tenants in found
+        ]
+
+    def _find(self, victim: Victim) -> _Found:
+        ring = self._ring
+        match victim:
+            case SessionVictim(tenant, session):
+                entry = ring.find(tenant, session)
+                return ([] if entry is None else [entry]), []
+            case TenantVictim(tenant):
+                owner = ring.find_tenant(tenant)
+                return ([], []) if owner is None else (list(owner.sessions.values()), [owner])
+            case KeyVictims(key_ids):
+                owners = [t for t in ring.tenants() if t.key_id.hex() in key_ids]
+                sessions = [e for e in ring.sessions() if e.key_id.hex() in key_ids]
+                # A tenant's key takes every session with it.
+                reached = dict.fromkeys(sessions)
+                reached.update((e, None) for t in owners for e in t.sessions.values())
+                return list(reached), owners
+
+    @contextmanager
+    def _refusing(self, victim: Victim) -> Iterator[None]:
+        if isinstance(victim, KeyVictims):
+            yield
+            return
+        if isinstance(victim, SessionVictim):
+            handle = self._handles.ready(victim.tenant, victim.session)
+            if handle is not None:
+                handle.end(HandleEnd.DESTROYED)
+        with self._doomed_lock:
+            self._doomed[victim] += 1
+        try:
+            yield
+        finally:
+            with self._doomed_lock:
+                self._doomed[victim] -= 1
+                if not self._doomed[victim]:
+                    del self._doomed[victim]
+
+    def _end_handle(self, entry: SessionEntry) -> tuple[str, str]:
+        """End the session's handle if it has one; its tenant and session pseudonyms."""
+        handle = self._handles.end(entry)
+        if handle is not None:
+            return handle.tenant_ref, handle.session_ref
+        try:
+            with self._ring.opened(entry) as opened:
+                return opened.tenant_ref, session_ref(opened.name_key, opened.scope)
+        except KeyUnavailableError:
+            return self._tenant_ref(entry.tenant), ""  # damaged: destroyed all the same
+
+    def _tenant_ref(self, entry: TenantEntry) -> str:
+        try:
+            return self._ring.tenant_ref(entry)
+        except KeyUnavailableError:
+            return ""
