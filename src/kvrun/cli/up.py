@@ -15,6 +15,7 @@ from rich.live import Live
 from rich.table import Table
 
 from kvrun.cli.options import DEFAULT_CONFIG, ConfigFile, console, read_config, table
+from kvrun.cli.root_probe import warning_of_running
 from kvrun.config import DataLayout, KvrunConfig
 from kvrun.errors import KvrunError
 from kvrun.filelock import FileTakenError, hold_file
@@ -93,6 +94,8 @@ def run_up(config: KvrunConfig, config_file: Path, environment: Mapping[str, str
                 supervisor.start(gateway_spec(config, config_file, launch, environment))
                 write_state(config, supervisor)
                 display.ready(config)
+                if warning := warning_of_running(config):
+                    display.say(warning)
                 supervisor.watch()
             except StopRequestedError:
                 display.say("stopping")
