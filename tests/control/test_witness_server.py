@@ -17,6 +17,8 @@ from kvrun.control.witness_state import (
     MAX_REFUSALS,
     Remembered,
     WitnessStateError,
+    read_key,
+    read_logs,
 )
 from kvrun.keys.errors import FolderBusyError
 
@@ -110,7 +112,7 @@ def test_unknown_logs_and_keys_are_told_apart(witness: Witness) -> None:
     assert witness.ask(Log(5, seed=2), 0).status == 403
     forged = LOG.request(0, 5).replace(b"\n5\n", b"\n6\n")
     assert witness.cosigner.add_checkpoint(forged).status == 403
-    assert witness.state.origins() == []
+    assert read_logs(witness.folder) == []
 
 
 def test_an_old_size_above_the_checkpoint_is_a_bad_request(witness: Witness) -> None:
@@ -124,7 +126,9 @@ def test_each_log_has_a_memory_of_its_own(tmp_path: Path) -> None:
     assert witness.signed(LOG, 0, 30)
     assert witness.signed(other, 0)
     assert witness.signed(LOG, 30)
-    assert witness.state.origins() == [ORIGIN, other.origin]
+    views = read_logs(witness.folder)
+    assert [(view.origin, view.size) for view in views] == [(ORIGIN, 40), (other.origin, 9)]
+    assert read_key(witness.folder) == witness.state.key.text()
 
 
 def test_memory_and_key_survive_a_restart(witness: Witness) -> None:

@@ -2,13 +2,17 @@
 
 import os
 import secrets
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated
 
 import typer
 
 from kvrun.cli.options import console
+from kvrun.cli.root_probe import warning_before_start
 from kvrun.cli.template import render
+from kvrun.cli.witness_choice import ask_for_witness, witness_line, witness_settings
 from kvrun.config import DEFAULT_FILE, DataLayout, KvrunConfig, load_config
 from kvrun.errors import KvrunError
 from kvrun.gateway.apikeys import ApiKeyRecord, hash_api_key, make_api_key, save_api_keys
@@ -28,6 +32,17 @@ def init(
     name: Annotated[str, typer.Option(help="Name of the deployment.")] = "default",
     workspace: Annotated[str, typer.Option(help="Workspace that owns it.")] = "default",
     port: Annotated[int, typer.Option(help="Port of the gateway.")] = 8000,
+    witness: Annotated[
+        str | None,
+        typer.Option(
+            help="Who else remembers the audit log: none, https://HOST, git:FOLDER, git:URL or "
+            "timestamp:URL; asked for at a terminal."
+        ),
+    ] = None,
+    witness_key: Annotated[
+        Path | None,
+        typer.Option(help="File with the witness's verifier key or the authority's root."),
+    ] = None,
 ) -> None:
     """Write kvrun.toml, make the data folder, and print the first API key once.
 
@@ -35,7 +50,12 @@ def init(
 
     Example: kvrun init chat --model Qwen/Qwen3-0.6B
     """
-    config, key = create(folder, model=model, name=name, workspace=workspace, port=port)
+    if witness is None:
+        witness, witness_key = ask_for_witness()
+    chosen = witness_settings(witness, witness_key)
+    config, key = create(
+        folder, model=model, name=name, workspace=workspace, port=port, witness=chosen
+    )
     out = console()
     out.print(
         f"wrote {folder / DEFAULT_FILE} and {config.instance.data_dir}",
@@ -43,6 +63,9 @@ def init(
         soft_wrap=True,
     )
     out.print(f"\nFirst API key, shown this once:\n\n  {key}\n", markup=False, soft_wrap=True)
+    out.print(witness_line(config) + "\n", soft_wrap=True)
+    if warning := warning_before_start(config):
+        out.print(warning + "\n", markup=False, soft_wrap=True)
     out.print(
         f"One-time owner link token: in {config.layout.owner_link} (only you can read it)\n"
         f"Next: cd {folder} && kvrun doctor && kvrun up",
@@ -52,9 +75,17 @@ def init(
 
 
 def create(
-    folder: Path, *, model: str, name: str, workspace: str, port: int
+    folder: Path,
+    *,
+    model: str,
+    name: str,
+    workspace: str,
+    port: int,
+    witness: Mapping[str, object] = MappingProxyType({}),
 ) -> tuple[KvrunConfig, str]:
     """Make the deployment; its configuration and the first API key's text.
+
+    ``witness``: settings of ``[witness]`` (dotted keys).
 
     Raises InitError when one is there already or the folder cannot be written, ConfigError for
     values that are not allowed (nothing is left behind then).
@@ -67,6 +98,7 @@ def create(
         "deployment.name": name,
         "deployment.model": model,
         "gateway.port": port,
+        **witness,
     }
     try:
         folder.mkdir(parents=True, exist_ok=True)

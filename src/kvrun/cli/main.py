@@ -23,6 +23,7 @@ from kvrun.cli import (
     trust,
     up,
     verify,
+    witness,
 )
 from kvrun.cli.options import WIDTH
 from kvrun.errors import KvrunError
@@ -89,3 +90,4 @@ app.add_typer(certificate.app, name="certificate")
 app.add_typer(erase.app, name="erase")
 app.add_typer(requests.app, name="requests")
 app.add_typer(trust.app, name="trust")
+app.add_typer(witness.app, name="witness")

@@ -16,6 +16,7 @@ from kvrun.cli.options import (
     table,
 )
 from kvrun.cli.up import RunningState
+from kvrun.cli.witness_choice import witness_line
 from kvrun.config import KvrunConfig
 from kvrun.errors import KvrunError
 from kvrun.launch.admin import ask_daemon
@@ -32,11 +33,12 @@ def status(config_file: ConfigFile = DEFAULT_CONFIG, as_json: AsJson = False) ->
     """
     import typer
 
-    answer = collect(read_config(config_file))
+    config = read_config(config_file)
+    answer = collect(config)
     if as_json:
         print_json(answer)
     else:
-        _print(answer)
+        _print(answer, witness_line(config))
     ready = all(answer[name]["ready"] for name in ("gateway", "engine", "instance"))
     raise typer.Exit(0 if ready else 1)
 
@@ -59,6 +61,7 @@ def collect(config: KvrunConfig) -> dict[str, Any]:
         "data_dir": str(config.instance.data_dir),
         "up": running.pid if running is not None else None,
         "model": running.model if running is not None else config.deployment.model,
+        "witness": list(config.witness.names),
         **processes,
         "instance": {"pid": pids.get("instance"), **instance},
     }
@@ -71,7 +74,7 @@ def read_state(config: KvrunConfig) -> RunningState | None:
     return None
 
 
-def _print(answer: dict[str, Any]) -> None:
+def _print(answer: dict[str, Any], witnesses: str) -> None:
     out = console()
     rows = table("process", "state", "pid", "where")
     instance = answer["instance"]
@@ -83,6 +86,7 @@ def _print(answer: dict[str, Any]) -> None:
         state = "[green]ready[/]" if answer[name]["ready"] else "[red]away[/]"
         rows.add_row(name, state, str(answer[name].get("pid") or "-"), where)
     out.print(rows)
+    out.print(f"\n{witnesses}")
     if not instance["ready"]:
         out.print(f"\n{instance['reason']}", markup=False)
         return

@@ -7,10 +7,11 @@ lies beside the memory, and one without the other is refused.
 import os
 import sqlite3
 import threading
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -64,6 +65,38 @@ class Refusal:
     note: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class LogView:
+    """What a witness knows of one log; ``size`` and ``time`` are 0 when nothing was cosigned."""
+
+    origin: str
+    size: int
+    time: int
+    refusals: tuple[Refusal, ...]
+
+
+def read_key(folder: Path) -> str | None:
+    """The verifier key of the witness in ``folder``, or None. Works while it serves."""
+    with _reading(folder) as database:
+        row = database.execute("SELECT key FROM identity").fetchone() if database else None
+    return row[0] if row else None
+
+
+def read_logs(folder: Path) -> list[LogView]:
+    """What the witness in ``folder`` knows of its logs. Works while it serves."""
+    with _reading(folder) as database:
+        if database is None:
+            return []
+        query = "SELECT origin FROM logs UNION SELECT origin FROM refusals ORDER BY origin"
+        found = []
+        for (origin,) in database.execute(query).fetchall():
+            known = _row(database, origin)
+            refusals = tuple(_refusals(database, origin))
+            size, time = (known.size, known.time) if known else (0, 0)
+            found.append(LogView(origin, size, time, refusals))
+        return found
+
+
 class WitnessState:
     """A witness's key and memory in ``folder`` (0700). One process at a time; thread-safe."""
 
@@ -96,12 +129,12 @@ class WitnessState:
     def remembered(self, origin: str) -> Remembered | None:
         """What was cosigned last of a log, or None."""
         with self._lock:
-            return self._row(origin)
+            return _row(self._database, origin)
 
     def remember(self, origin: str, old: Remembered | None, new: Remembered) -> bool:
         """Replace ``old`` by ``new``, durably; False if something else is remembered by now."""
         with self._lock, self._database:
-            if self._row(origin) != old:
+            if _row(self._database, origin) != old:
                 return False
             self._database.execute(
                 "INSERT INTO logs VALUES (?, ?, ?, ?, ?) ON CONFLICT (origin) DO UPDATE SET "
@@ -117,7 +150,9 @@ class WitnessState:
         Anyone can have a note refused with 422; that must not crowd out those with 409.
         """
         with self._lock, self._database:
-            same = (item for item in self._refusals(origin) if item.status == refusal.status)
+            same = (
+                item for item in _refusals(self._database, origin) if item.status == refusal.status
+            )
             known = [item.note for item in same]
             if refusal.note not in known and len(known) < MAX_REFUSALS:
                 row = (origin, refusal.time, refusal.status, refusal.note)
@@ -126,13 +161,7 @@ class WitnessState:
     def refusals(self, origin: str) -> list[Refusal]:
         """What was refused of a log, oldest first."""
         with self._lock:
-            return self._refusals(origin)
-
-    def origins(self) -> list[str]:
-        """The logs of which something was cosigned or refused."""
-        query = "SELECT origin FROM logs UNION SELECT origin FROM refusals ORDER BY origin"
-        with self._lock:
-            return [row[0] for row in self._database.execute(query)]
+            return _refusals(self._database, origin)
 
     def _connect(self) -> sqlite3.Connection:
         path = self._folder / _FILE
@@ -176,12 +205,27 @@ class WitnessState:
             )
         return private_key, key
 
-    def _row(self, origin: str) -> Remembered | None:
-        query = "SELECT size, root, note, time FROM logs WHERE origin = ?"
-        row = self._database.execute(query, (origin,)).fetchone()
-        return Remembered(*row) if row else None
 
-    def _refusals(self, origin: str) -> list[Refusal]:
-        query = "SELECT time, status, note FROM refusals WHERE origin = ? ORDER BY rowid"
-        with closing(self._database.execute(query, (origin,))) as rows:
-            return [Refusal(*row) for row in rows]
+@contextmanager
+def _reading(folder: Path) -> Iterator[sqlite3.Connection | None]:
+    path = folder / _FILE
+    if not path.exists():
+        yield None
+        return
+    try:
+        uri = f"file:{quote(str(path.absolute()))}?mode=ro"
+        with closing(sqlite3.connect(uri, uri=True, timeout=5)) as database:
+            yield database
+    except sqlite3.Error as error:
+        raise WitnessStateError(f"{path} cannot be read: {error}") from None
+
+
+def _row(database: sqlite3.Connection, origin: str) -> Remembered | None:
+    query = "SELECT size, root, note, time FROM logs WHERE origin = ?"
+    row = database.execute(query, (origin,)).fetchone()
+    return Remembered(*row) if row else None
+
+
+def _refusals(database: sqlite3.Connection, origin: str) -> list[Refusal]:
+    query = "SELECT time, status, note FROM refusals WHERE origin = ? ORDER BY rowid"
+    return [Refusal(*row) for row in database.execute(query, (origin,)).fetchall()]
