@@ -1,5 +1,6 @@
 """``[audit]``: how the log is written, how often it is collected and how long that is kept."""
 
+from pathlib import Path
 from typing import Literal
 
 from kvrun.config.values import ByteSize, Section, setting
@@ -24,6 +25,11 @@ class AuditSection(Section):
     )
     collect_every_s: int = setting(
         180, "Seconds between two collections of each instance's log.", ge=1, le=86_400
+    )
+    metrics_key_file: Path | None = setting(
+        None,
+        "File with an API key of the scope metrics: with it the gateway's request counts are "
+        "compared with the log's.",
     )
     retention_days: int = setting(
         396,

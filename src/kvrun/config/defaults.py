@@ -21,6 +21,7 @@ _PATHS = (
     ("gateway", "instance_socket"),
     ("gateway", "claim_key_file"),
     ("gateway", "state_dir"),
+    ("audit", "metrics_key_file"),
     ("witness", "keys_file"),
     ("witness", "git_repository"),
     ("witness", "git_ssh_key_file"),
@@ -41,7 +42,9 @@ def complete(document: dict[str, Any], folder: Path) -> None:
     engine = document.get("engine", {})
     keys = document.setdefault("keys", {})
     witness = document.setdefault("witness", {})
-    if not all(isinstance(table, dict) for table in (instance, gateway, engine, keys, witness)):
+    audit = document.setdefault("audit", {})
+    sections = (instance, gateway, engine, keys, witness, audit)
+    if not all(isinstance(table, dict) for table in sections):
         return
     instance.setdefault("data_dir", str(InstanceSection.model_fields["data_dir"].default))
     for section, key in _PATHS:
