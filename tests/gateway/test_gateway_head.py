@@ -162,3 +162,17 @@ async def test_trailers_do_not_reach_the_engine_as_headers(http: Any) -> None:
     names = {name for name, _ in engine.headers}
     assert b"content-type" in names
     assert names.isdisjoint({b"x-session-id", b"x-data-parallel-rank"})
+
+
+async def test_a_second_head_that_stops_half_way_ends_the_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bounded, "HEAD_TIMEOUT_S", 0.2)
+    async with served(App(), BoundedHeadProtocol) as connect:
+        reader, writer = await connect()
+        writer.write(HEAD + b"content-length: %d\r\n\r\n" % len(BODY) + BODY)
+        assert b"200" in await reader.readuntil(b"\r\n")
+        await reader.readuntil(b"0\r\n\r\n")
+        writer.write(HEAD)
+        assert await asyncio.wait_for(reader.read(), 10) == b""
+        writer.close()

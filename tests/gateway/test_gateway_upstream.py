@@ -217,7 +217,7 @@ async def test_a_pump_gives_everything_in_order_and_waits_where_it_is_told_to(
         await asyncio.sleep(0.001)
         full = False
 
-    await asyncio.wait_for(answer.pump(sink, drain), 20)
+    got += await asyncio.wait_for(answer.pump(sink, drain), 20)
     assert bytes(got) == sent
     assert calls_while_full == 0
     assert len(engine._idle) == 1  # its connection is at hand for the next request

@@ -25,7 +25,7 @@ class BoundedHeadProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._expect_head()
+        self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
@@ -34,6 +34,9 @@ class BoundedHeadProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         self._budget -= len(data)
         super().data_received(data)
+        # A head nearly always comes in one piece, and then needs no timer.
+        if self._in_head and self._timer is None:
+            self._start_timer()
         if self._budget < 0 and not self.transport.is_closing():
             if self._in_head and (self.cycle is None or self.cycle.response_complete):
                 self.send_400_response(f"The request's head is longer than {MAX_HEAD_BYTES} bytes.")
@@ -43,7 +46,8 @@ class BoundedHeadProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._budget = MAX_HEAD_BYTES
-        self._expect_head()
+        self._in_head = True
+        self._stop_timer()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._in_head:
@@ -58,9 +62,7 @@ class BoundedHeadProtocol(HttpToolsProtocol):
         self._budget += _WIRE_PER_BODY_BYTE * len(body)
         super().on_body(body)
 
-    def _expect_head(self) -> None:
-        self._in_head = True
-        self._stop_timer()
+    def _start_timer(self) -> None:
         self._timer = self.loop.call_later(HEAD_TIMEOUT_S, self._close_late)
 
     def _close_late(self) -> None:

@@ -1,8 +1,9 @@
-"""The client's connection itself, for the three things on every request that ASGI makes dear.
+"""The client's connection itself, for what ASGI makes dear on every request and every event.
 
 Through ASGI an event costs a task's turn, an awaited call and a message; noticing that a client
 has left costs a task of its own; a body that came with its head costs a wait. ``DirectProtocol``
 serves any ASGI application and gives it, beside ``receive`` and ``send``, the connection.
+An answer goes either through ``send`` or, chunked, through ``begin``, ``write`` and ``end``.
 """
 
 from __future__ import annotations
@@ -69,22 +70,57 @@ class ClientConnection:
         """The task ends by itself."""
         self._protocol.watcher = None
 
+    def begin(self, head: bytes) -> None:
+        """Begin an answer: ``head`` is status line and headers, each line ended by CR LF.
+
+        Date, framing and, where the connection ends with the answer, ``Connection`` are added.
+        """
+        cycle = self._cycle
+        if cycle.response_started:
+            raise RuntimeError("the answer has begun already")
+        cycle.response_started = cycle.chunked_encoding = True
+        cycle.waiting_for_100_continue = False
+        if cycle.disconnected:
+            return
+        lines = [head, *(b"%b: %b\r\n" % header for header in cycle.default_headers)]
+        if not cycle.keep_alive:
+            lines.append(b"connection: close\r\n")
+        lines.append(b"transfer-encoding: chunked\r\n\r\n")
+        cycle.transport.write(b"".join(lines))
+
     def write(self, data: bytes) -> bool:
-        """Send one chunk of an answer begun through ASGI; False where ``drain`` should come first.
+        """Send one chunk; False where ``drain`` should come before the next.
 
         Never waits: what the client has not taken is kept by the transport.
         """
-        cycle = self._cycle
-        if not cycle.chunked_encoding or cycle.response_complete:
-            raise RuntimeError("the answer has not begun, has a length or is over")
+        cycle = self._writable()
         if cycle.disconnected:
             return False
         cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
         return not cycle.flow.write_paused
 
+    def end(self, data: bytes) -> None:
+        """Send the last chunk, which may be empty, and end the answer."""
+        cycle = self._writable()
+        if cycle.disconnected:
+            return
+        last = b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data) if data else b"0\r\n\r\n"
+        cycle.transport.write(last)
+        cycle.response_complete = True
+        cycle.message_event.set()
+        if not cycle.keep_alive:
+            cycle.transport.close()
+        cycle.on_response()
+
     async def drain(self) -> None:
         """Wait until the client has taken most of what was written, or has left."""
         await self._cycle.flow.drain()
+
+    def _writable(self) -> RequestResponseCycle:
+        cycle = self._cycle
+        if not cycle.chunked_encoding or cycle.response_complete:
+            raise RuntimeError("the answer has not begun, has a length or is over")
+        return cycle
 
 
 def take_connection(scope: Scope) -> ClientConnection:

@@ -20,12 +20,13 @@ from kvrun.gateway.admission import (
 )
 from kvrun.gateway.apikeys import SCOPE_METRICS
 from kvrun.gateway.asgi import (
+    OPENAI_REQUEST_ID_HEADER,
+    REQUEST_ID_HEADER,
     ClientGoneError,
     Message,
     Receive,
     Scope,
     Send,
-    id_headers,
     read_body,
     refuse_websocket,
     send_error,
@@ -219,18 +220,8 @@ class GatewayProxy:
             secrets = [admitted.salt] + ([admitted.claim] if admitted.claim is not None else [])
             await self._pass_whole(answer, tracker.send, request_id, secrets=secrets)
             return
-        await tracker.send(
-            {
-                "type": "http.response.start",
-                "status": 200,
-                "headers": [
-                    (b"content-type", b"text/event-stream; charset=utf-8"),
-                    (b"cache-control", b"no-cache"),
-                    (b"x-accel-buffering", b"no"),
-                    *id_headers(request_id),
-                ],
-            }
-        )
+        tracker.status = 200
+        client.begin(_EVENTS_HEAD % {b"id": request_id.encode()})
         scrubber = EventScrubber()
 
         def pass_events(chunk: bytes) -> bool:
@@ -238,7 +229,7 @@ class GatewayProxy:
             return not events or client.write(events)
 
         try:
-            await answer.pump(pass_events, client.drain)
+            last = await answer.pump(pass_events, client.drain)
         except (EngineBrokeError, EngineTimeoutError):
             self._metrics.engine_errors.inc()
             raise GatewayError(
@@ -246,8 +237,7 @@ class GatewayProxy:
                 status=502,
                 code="engine_broke_off",
             ) from None
-        end = scrubber.finish()
-        await tracker.raw_send({"type": "http.response.body", "body": end, "more_body": False})
+        client.end(scrubber.feed(last) + scrubber.finish())
 
     async def _pass_whole(
         self, answer: EngineAnswer, send: Send, request_id: str, *, secrets: Sequence[str]
@@ -323,6 +313,15 @@ def _engine_error(body: bytes, status: int) -> bytes:
             f"the engine answered with status {status}", status=status, code="engine_error"
         ).body()
     return scrub_json(body)
+
+
+_EVENTS_HEAD = (
+    b"HTTP/1.1 200 OK\r\n"
+    b"content-type: text/event-stream; charset=utf-8\r\n"
+    b"cache-control: no-cache\r\n"
+    b"x-accel-buffering: no\r\n"
+    b"%b: %%(id)b\r\n%b: %%(id)b\r\n" % (REQUEST_ID_HEADER, OPENAI_REQUEST_ID_HEADER)
+)
 
 
 class _ErrorDetail(msgspec.Struct):

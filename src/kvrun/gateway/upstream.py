@@ -49,18 +49,19 @@ class EngineAnswer:
             self._connection = None
         return data
 
-    async def pump(self, sink: Sink, drain: Callable[[], Awaitable[None]]) -> None:
-        """Give everything to ``sink`` as it comes, until the answer ends.
+    async def pump(self, sink: Sink, drain: Callable[[], Awaitable[None]]) -> bytes:
+        """Give everything to ``sink`` as it comes and return what came with the answer's end.
 
         ``sink`` is called where bytes arrive, without a task's turn. Where it returns False,
         ``drain`` is awaited before the next call. Raises EngineTimeoutError, EngineBrokeError and
         what ``sink`` raises.
         """
         if self._connection is None:
-            return
-        await self._connection.pump(sink, drain)
+            return b""
+        last = await self._connection.pump(sink, drain)
         self._release(self._connection)
         self._connection = None
+        return last
 
     async def read_all(self) -> bytes:
         """The rest of the answer. Raises EngineTimeoutError or EngineBrokeError."""

@@ -87,19 +87,18 @@ class EngineConnection(asyncio.Protocol):
             await self._news()
         return self._take()
 
-    async def pump(self, sink: Sink, drain: Callable[[], Awaitable[None]]) -> None:
-        while True:
-            if self._chunks and not sink(self._take()):
-                await drain()
-            elif not self._chunks:
-                if self._complete:
-                    return
+    async def pump(self, sink: Sink, drain: Callable[[], Awaitable[None]]) -> bytes:
+        while not self._complete:
+            if not self._chunks:
                 self._sink = sink
                 try:
                     await self._news()
                 finally:
                     self._sink = None
                 await drain()
+            elif not sink(self._take()):
+                await drain()
+        return self._take()
 
     def rest(self) -> None:
         """Between two requests."""
