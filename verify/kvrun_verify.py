@@ -655,6 +655,44 @@ MANIFEST.update(dict.fromkeys(("first_ts", "log", "sha256", "signer"), str), v=i
 ASPECTS = ("integrity", "completeness", "freshness", "witnessed")
 
 
+STONE = {"after": POINT, "before": POINT, "reason": str}
+STONE["segments"] = [{"file_bytes": int, "first_seq": int, "sha256": str}]
+
+
+def check_point(point):
+    """A place in a log: as many subtree hashes as its size has 1 bits."""
+    try:
+        frontier = [bytes.fromhex(item) for item in point["frontier"]]
+    except ValueError:
+        raise FormatError("a hash is not hexadecimal") from None
+    if point["size"] < 0 or len(frontier) != bin(point["size"]).count("1"):
+        raise FormatError("the hashes do not fit the size")
+
+
+def open_tombstone(note: bytes, keys) -> dict:
+    """What a collector signed about records that it deleted."""
+    text, signatures = read_note(note)
+    lines = text.split(b"\n")
+    if len(lines) != 4 or lines[0] != b"kvrun-audit-tombstone/v1" or lines[3]:
+        raise FormatError("the note is no tombstone")
+    signed = False
+    for name, key_id, signature in signatures:
+        for key in keys:
+            if (key["name"], key["id"], key["type"]) != (name, key_id, 4):
+                continue
+            stated = int.from_bytes(signature[:8], "big")
+            message = b"cosignature/v1\ntime %d\n" % stated + text
+            if len(signature) != 72 or not signed_by(key["raw"], message, signature[8:]):
+                raise FormatError(f"the signature of {name} is not valid")
+            signed = True
+    stone = load(lines[2], "the tombstone")
+    if not fits(stone, STONE):
+        raise FormatError("the tombstone is malformed")
+    check_point(stone["before"])
+    check_point(stone["after"])
+    return {**stone, "log": lines[1].decode(), "signed": signed}
+
+
 class LogCheck:
     """Walks the segments of one log and gathers findings: (aspect, verdict, code, detail).
 
@@ -662,13 +700,23 @@ class LogCheck:
     ``keys``, ``witnesses`` and ``remembered`` (checkpoints) come from elsewhere.
     """
 
-    def __init__(self, keys=(), witnesses=(), remembered=(), now=None, max_age=None, silence=300.0):
+    def __init__(
+        self,
+        keys=(),
+        witnesses=(),
+        remembered=(),
+        tombstones=(),
+        now=None,
+        max_age=None,
+        silence=300.0,
+    ):
         self.trusted, self.keys = bool(keys), list(keys)
         self.witnesses, self.remembered = list(witnesses), list(remembered)
+        self.tombstones = list(tombstones)
         self.now, self.max_age, self.silence = now, max_age, silence
         self.findings: list = []
         self.log_id, self.first_seq, self.last = "", 0, None
-        self.anchors: list = []  # checkpoints: opened, source, remembered, reached
+        self.anchors: list = []  # checkpoints: opened, source, remembered, done, good
         self.started, self.tree = False, None
         self.next = None  # what the next record must carry: seq, prev, epoch
         self.gaps: list = []
@@ -702,10 +750,8 @@ class LogCheck:
             if not fits(manifest, MANIFEST):
                 raise FormatError("the manifest is malformed")
             for point in (manifest["before"], manifest["after"]):
-                if point["size"] < 0 or len(point["frontier"]) != bin(point["size"]).count("1"):
-                    raise FormatError("the manifest's hashes do not fit its size")
-                [bytes.fromhex(item) for item in point["frontier"]]
-        except (FormatError, ValueError) as error:
+                check_point(point)
+        except FormatError as error:
             self.say("integrity", FAIL, "manifest_mismatch", f"{name}: {error}")
             return None
         return manifest
@@ -735,7 +781,8 @@ class LogCheck:
         elif not opened["signed"] or opened["broken"] - names:
             self.say("integrity", FAIL, "not_signed", f"{source} has no valid signature")
         else:
-            found = {"opened": opened, "source": source, "remembered": remembered, "done": False}
+            found = {"opened": opened, "source": source, "remembered": remembered}
+            found.update(done=False, good=False)
             self.anchors.append(found)
             self.compare()
 
@@ -745,7 +792,8 @@ class LogCheck:
             if self.tree is None or item["done"] or item["opened"]["size"] != self.tree.size:
                 continue
             item["done"] = True
-            if item["opened"]["root"] != self.tree.root():
+            item["good"] = item["opened"]["root"] == self.tree.root()
+            if not item["good"]:
                 code = "forked" if item["remembered"] else "root_mismatch"
                 self.say("integrity", FAIL, code, f"not the records under {item['source']}")
 
@@ -770,8 +818,30 @@ class LogCheck:
             self.next = (start["size"], start["prev"], start["epoch"])
             self.tree = Tree(start["size"], map(bytes.fromhex, start["frontier"]))
         if self.first_seq:
-            self.say("completeness", UNKNOWN, "starts_late", f"{name}: at {self.first_seq}")
+            self.judge_start(manifest["before"] if manifest else None)
         self.compare()
+
+    def judge_start(self, place):
+        """What tombstones of known signers say of the records before the first one here."""
+        stones = []
+        for note in self.tombstones:
+            try:
+                stone = open_tombstone(note, self.witnesses)
+            except FormatError as error:
+                self.say("completeness", FAIL, "bad_tombstone", str(error))
+                continue
+            if stone["log"] == self.log_id and stone["signed"]:
+                stones.append(stone)
+        while place and place["size"]:
+            fitting = [item for item in stones if item["after"] == place != item["before"]]
+            if not fitting:
+                break
+            stone = min(fitting, key=lambda item: item["before"]["size"])
+            what = f"records {stone['before']['size']} to {place['size'] - 1}: {stone['reason']}"
+            self.say("completeness", PASS, "pruned", what)
+            place = stone["before"]
+        if not place or place["size"]:
+            self.say("completeness", UNKNOWN, "starts_late", f"at record {self.first_seq}")
 
     def segment(self, name, data, manifest, last):
         """Check one segment's records, and then that it is what its manifest says."""
@@ -864,7 +934,7 @@ class LogCheck:
     def conclude(self):
         """What all of it shows."""
         size = self.next[0] if self.next else 0
-        covered = [item for item in self.anchors if item["done"] and item["opened"]["size"] <= size]
+        covered = [item for item in self.anchors if item["good"] and item["opened"]["size"] <= size]
         reach = max((item["opened"]["size"] for item in covered), default=0)
         if reach:
             what = (
@@ -932,12 +1002,14 @@ def read(path):
 
 
 def log_files(paths):
-    """Segments with their manifests, the latest checkpoint, and the key beside them."""
+    """Segments with their manifests; beside them latest checkpoint, key and tombstones."""
     paths = [Path(path) for path in paths]
     files = [file for path in paths for file in (segments_in(path) if path.is_dir() else [path])]
     files.sort(key=lambda file: file.name)
     latest = claimed = None
+    tombstones = []
     for folder in sorted({path if path.is_dir() else path.parent for path in paths}):
+        tombstones += [path.read_bytes() for path in sorted(folder.glob("*.tombstone"))]
         present = segments_in(folder)
         if not present or present[-1] in files:
             latest = read(folder / "checkpoint") or latest
@@ -947,7 +1019,7 @@ def log_files(paths):
         stem = file.name[:-6] if file.name.endswith(".jsonl") else file.name
         manifest = read(file.with_name(f"{stem}.manifest.json"))
         segments.append((file.name, file.read_bytes(), manifest))
-    return segments, latest, (claimed or b"").decode(errors="replace").strip()
+    return segments, latest, (claimed or b"").decode(errors="replace").strip(), tombstones
 
 
 def segments_in(folder):
@@ -995,11 +1067,12 @@ def main(arguments=None) -> int:
             for name, verdict, code, detail in checks:
                 print(f"{name:<10} {verdict:<8} {code}: {detail}")
             return exit_status([item[1] for item in checks], [item[2] for item in checks])
-        segments, latest, claimed = log_files(given.files)
+        segments, latest, claimed, tombstones = log_files(given.files)
         result = LogCheck(
             keys=keys_in(given.key) + (anchor["logs"] if anchor else []),
             witnesses=keys_in(given.witness_key) + (anchor["witnesses"] if anchor else []),
             remembered=[Path(path).read_bytes() for path in given.checkpoint],
+            tombstones=tombstones,
             now=time.time(),
             max_age=given.max_age,
             silence=given.max_silence,

@@ -22,8 +22,10 @@ def assert_same(folder: Path, *, trusted: bool, remembered: bytes | None) -> Non
     report = verify_files([folder], trust)
     mine = {(str(item.aspect), str(item.verdict), str(item.code)) for item in report.findings}
     keys = [OTHER.verifier_key(key.text())] if trusted else []
-    result = OTHER.LogCheck(keys=keys, remembered=notes, now=now, max_age=60)
-    result.run(*OTHER.log_files([folder]))
+    *files, tombstones = OTHER.log_files([folder])
+    result = OTHER.LogCheck(
+        keys=keys, remembered=notes, tombstones=tombstones, now=now, max_age=60
+    ).run(*files)
     assert {item[:3] for item in result.findings} == mine
     assert (result.log_id, result.first_seq) == (report.log_id, report.first_seq)
 
