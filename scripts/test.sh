@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 need=()
-for pair in nginx:nginx-light gcc:gcc g++:g++; do
+for pair in nginx:nginx-light chromium:chromium gcc:gcc g++:g++; do
   command -v "${pair%%:*}" >/dev/null || [[ -x /usr/sbin/${pair%%:*} ]] || need+=("${pair##*:}")
 done
 names=
@@ -20,8 +20,12 @@ fi
 for package in "${need[@]}"; do
   case $package in
     nginx-light)
-      names="not nginx"
+      names="${names:+$names and }not nginx"
       echo "left out: tests with nginx in their name (install nginx-light to run them)"
+      ;;
+    chromium)
+      names="${names:+$names and }not chromium"
+      echo "left out: tests of pages, with chromium in their name (install chromium to run them)"
       ;;
     *)
       markers="$markers and not engine and not e2e"
