@@ -60,6 +60,8 @@ def run_process(*arguments: str, cwd: Path) -> Done:
 def commands(group: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, command in group.commands.items():
         if hasattr(command, "commands"):
+            if command.invoke_without_command:
+                yield f"{prefix}{name}", command
             yield from commands(command, f"{prefix}{name} ")
         else:
             yield f"{prefix}{name}", command
@@ -217,7 +219,7 @@ def test_doctor_answers_line_by_line(deployment: Path) -> None:
     names = {check["name"] for check in answer["checks"]}
     assert {
         "configuration", "python", "cryptography", "sealing speed", "memlock", "memfd_secret",
-        "memory", "filesystem", "engine", "gateway port",
+        "memory", "filesystem", "key root", "engine", "gateway port", "witness",
     } == names  # fmt: skip
     assert {check["level"] for check in answer["checks"]} <= {"ok", "warn", "fail"}
     for check in answer["checks"]:

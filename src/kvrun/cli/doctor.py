@@ -29,6 +29,8 @@ from kvrun.cli.probes import (
     check_secret_memory,
     check_speed,
 )
+from kvrun.cli.root_probe import check_root
+from kvrun.cli.witness_choice import check_witness
 from kvrun.config import KvrunConfig, parse_config
 from kvrun.errors import KvrunError
 
@@ -75,8 +77,10 @@ def run_checks(config_file: Path) -> list[Check]:
         check_secret_memory,
         lambda: check_memory(memory),
         lambda: check_filesystem(config.instance.data_dir),
+        lambda: check_root(config),
         check_engine,
         lambda: check_port(config.gateway.host, config.gateway.port),
+        lambda: check_witness(config),
     )
     return checks + [probe() for probe in probes]
 
