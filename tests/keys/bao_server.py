@@ -24,6 +24,7 @@ class BaoServer:
 
     def __init__(self, url: str, ca_file: Path | None, token: str) -> None:
         self.url, self.ca_file, self.token = url, ca_file, token
+        self.unseal_key = ""
         trust = ssl.create_default_context(cafile=str(ca_file) if ca_file else None)
         self._client = httpx.Client(base_url=f"{url}/v1/", verify=trust, trust_env=False)
 
@@ -49,6 +50,30 @@ class BaoServer:
         answer = self.call("POST", "auth/token/create", body, namespace=namespace)
         return str(answer["auth"]["client_token"])
 
+    def unseal(self) -> None:
+        """Unseal and wait until it leads."""
+        self.call("POST", "sys/unseal", {"key": self.unseal_key})
+        deadline = time.monotonic() + 30
+        while self._client.get("sys/health", timeout=5).status_code != 200:
+            assert time.monotonic() < deadline, "OpenBao did not become active"
+            time.sleep(0.05)
+
+    def snapshot(self) -> bytes:
+        """A raft snapshot."""
+        headers = {"X-Vault-Token": self.token}
+        answer = self._client.get("sys/storage/raft/snapshot", headers=headers, timeout=20)
+        assert answer.is_success, answer.text
+        return answer.content
+
+    def restore(self, snapshot: bytes) -> None:
+        """Put a snapshot back, as an operator does after a disaster."""
+        headers = {"X-Vault-Token": self.token}
+        answer = self._client.post(
+            "sys/storage/raft/snapshot-force", content=snapshot, headers=headers, timeout=20
+        )
+        assert answer.is_success, answer.text
+        self.unseal()
+
     def answers(self) -> bool:
         """Whether it serves, sealed or not."""
         with contextlib.suppress(httpx.HTTPError):
@@ -58,7 +83,9 @@ class BaoServer:
 
 
 @contextlib.contextmanager
-def running_bao(arguments: list[str], folder: Path, url: str, ca_file: Path) -> Iterator[BaoServer]:
+def running_bao(
+    arguments: list[str], folder: Path, url: str, ca_file: Path | None
+) -> Iterator[BaoServer]:
     """``bao server`` with ``arguments``, up to the first answer; stopped at the end."""
     log = folder / "bao.log"
     with log.open("ab") as output:
@@ -70,9 +97,9 @@ def running_bao(arguments: list[str], folder: Path, url: str, ca_file: Path) -> 
         )
     try:
         deadline = time.monotonic() + 30
-        while not ca_file.exists():
+        while ca_file is not None and not ca_file.exists():
             _still_starting(process, deadline, log)
-        server = BaoServer(url, ca_file if ca_file != log else None, ROOT_TOKEN)
+        server = BaoServer(url, ca_file, ROOT_TOKEN)
         while not server.answers():
             _still_starting(process, deadline, log)
         yield server
@@ -101,6 +128,25 @@ def dev_bao(folder: Path) -> Iterator[BaoServer]:
     ]
     ca_file = certificates / "vault-ca.pem"
     with running_bao(arguments, folder, f"https://{address}", ca_file) as server:
+        server.call("POST", "sys/mounts/transit", {"type": "transit"})
+        yield server
+
+
+@contextlib.contextmanager
+def raft_bao(folder: Path) -> Iterator[BaoServer]:
+    """A server with storage on disk, initialised, unsealed, its transit engine mounted."""
+    address, cluster = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
+    (folder / "raft").mkdir()
+    settings = folder / "bao.hcl"
+    settings.write_text(
+        f'storage "raft" {{ path = "{folder / "raft"}" node_id = "one" }}\n'
+        f'listener "tcp" {{ address = "{address}" tls_disable = true }}\n'
+        f'api_addr = "http://{address}"\ncluster_addr = "https://{cluster}"\n'
+    )
+    with running_bao([f"-config={settings}"], folder, f"http://{address}", None) as server:
+        made = server.call("POST", "sys/init", {"secret_shares": 1, "secret_threshold": 1})
+        server.token, server.unseal_key = made["root_token"], made["keys_base64"][0]
+        server.unseal()
         server.call("POST", "sys/mounts/transit", {"type": "transit"})
         yield server
 

@@ -107,7 +107,7 @@ class OpenBaoRig(KeptRig):
         from kvrun.keys.openbao import OpenBaoKeeper
 
         return OpenBaoKeeper(
-            url=f"https://127.0.0.1:{self.wire.port}",
+            url=f"{urlsplit(self.server.url).scheme}://127.0.0.1:{self.wire.port}",
             mount="transit",
             key=self.key,
             token=SecretSource(f"file:{self.token_file}", {}, what="OpenBao token"),

@@ -140,8 +140,9 @@ class OpenBaoKeeper:
         body = self._bound(context) | {"ciphertext": text}
         answer = self._call("POST", f"decrypt/{self._key}", body)
         try:
-            plain = bytearray(binascii.a2b_base64(_decoded(answer, _Decrypted).plaintext))
-        except binascii.Error:
+            text = _decoded(answer, _Decrypted).plaintext
+            plain = bytearray(binascii.a2b_base64(text, strict_mode=True))
+        except ValueError:
             raise RootError(f"The {self._facts.name} answered with no base64") from None
         if len(plain) != len(out):
             raise WrapError(f"A wrapped key has {len(plain)} bytes inside, not {len(out)}")
