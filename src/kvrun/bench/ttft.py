@@ -2,8 +2,10 @@
 
 Three stacks of one tiny model stay up together and are asked one after the other: vLLM alone, vLLM
 with the governed cache behind the gateway, and the same with a daemon that copies instead of
-sealing. All engines get the same threads. A round sends each stack the same fresh prompt; with
-vLLM's own prefix cache off, sending it again is a reload from the memory tier.
+sealing. All engines get the same threads, serve in bfloat16 and are compiled, as they would be in
+use. A round sends each stack the same fresh prompt; with vLLM's own prefix cache off, sending it
+again is a reload from the memory tier. Every request is sent to a machine at rest: an engine's
+threads spin on for a while after their last token, at the cost of whoever comes next.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ CONTEXT_WINDOW = 32_000
 _RELOADS = 3
 _BLOCK_TOKENS = 128
 _SEALED_TIMEOUT_S = 20.0
+_REST_S = 0.7
 _COLD_GOAL = Goal(1.03, at_most=True)
 _RELOAD_GOAL = Goal(0.1, at_most=True)
 _SEALING_GOAL = Goal(1.05, at_most=True)
@@ -93,6 +96,8 @@ def _running(
         disk_bytes=1 << 30,
         governed=kind != "plain",
         instance_module="kvrun.bench.unsealed_instance" if kind == "unsealed" else "kvrun",
+        dtype="bfloat16",
+        enforce_eager=False,
         engine_arguments=("--no-enable-prefix-caching",),
         max_num_seqs=2,
         block_tokens=_BLOCK_TOKENS,
@@ -131,6 +136,7 @@ def _round(
 
 def _ask(stack: Stack, prompt: list[int], *, sealed: bool = False, reused: bool = False) -> float:
     """Seconds to the first token; ``sealed`` then waits until every block is in the memory tier."""
+    time.sleep(_REST_S)
     answer = stack.complete("bench", prompt, 4)
     if reused and answer.cached_tokens < len(prompt) - 256:
         raise RuntimeError(f"{answer.cached_tokens} of {len(prompt)} tokens were reused")
