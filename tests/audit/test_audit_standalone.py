@@ -4,10 +4,15 @@ import random
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
-from simulator import ATTACKS, Attack, honest, signer
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from simulator import ATTACKS, LOG_ID, Attack, honest, signer
 
 from kvrun.audit.files import verify_files
+from kvrun.audit.note import COSIGNATURE_V1, VerifierKey
+from kvrun.audit.segment import manifest_path, parse_manifest
+from kvrun.audit.statement import TOMBSTONE, Tombstone, sign_statement
 from kvrun.audit.verify import Trust
 from support import standalone
 
@@ -77,3 +82,32 @@ def test_it_needs_nothing_but_python_and_cryptography() -> None:
 
 def _imports(line: str) -> bool:
     return line.startswith(("import ", "from "))
+
+
+@pytest.mark.parametrize("change", [None, "signer", "signature", "place"])
+def test_both_judge_a_pruned_beginning_alike(change: str | None, tmp_path: Path) -> None:
+    world = honest(tmp_path)
+    first = world.segments()[0]
+    manifest = parse_manifest(manifest_path(first).read_bytes())
+    before = manifest.before if change != "place" else manifest.after
+    stone = Tombstone(after=manifest.after, before=before, reason="retention", segments=[])
+    body = msgspec.json.encode(stone, order="sorted")
+    collector = Ed25519PrivateKey.from_private_bytes(bytes([7]) * 32)
+    note = sign_statement(TOMBSTONE, LOG_ID, body, "collector", collector, 1_700_000_500)
+    if change == "signature":
+        note = note.replace(b"retention", b"retentiom")
+    (world.folder / "one.tombstone").write_bytes(note)
+    first.unlink()
+    raw = collector.public_key().public_bytes_raw()
+    witness = VerifierKey("collector" if change != "signer" else "other", COSIGNATURE_V1, raw)
+    trust = Trust(keys=(signer().key,), witnesses=(witness,))
+    report = verify_files([world.folder], trust)
+    *files, tombstones = OTHER.log_files([world.folder])
+    result = OTHER.LogCheck(
+        keys=[OTHER.verifier_key(signer().key.text())],
+        witnesses=[OTHER.verifier_key(witness.text())],
+        tombstones=tombstones,
+    ).run(*files)
+    assert {item[2] for item in result.findings} == {str(code) for code in report.codes()}
+    expected = {None: "pruned", "signature": "bad_tombstone"}.get(change, "starts_late")
+    assert expected in {str(code) for code in report.codes()}
