@@ -22,7 +22,10 @@ from certificate_world import (
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvrun.audit.attestation import Attestation
+from kvrun.audit.proof import parse_proof
 from kvrun.audit.record import format_time
+from kvrun.audit.verdict import Code
 from kvrun.erasure.certificate import (
     Outcome,
     SnapshotRetention,
@@ -208,6 +211,23 @@ def test_a_revoked_signer_needs_a_witness_from_before() -> None:
     alone = Operator(cosigned_at=None).issue()
     revoked = _anchor_with(revoked_at=cosigned + 1)
     assert failed(check(alone, anchor=revoked)) == ["revoked_signer"]
+
+
+def test_a_timestamp_of_its_checkpoint_counts_like_a_witness() -> None:
+    alone = Operator(cosigned_at=None).issue()
+    revoked = _anchor_with(revoked_at=int(ISSUED) + 60)
+    note = parse_proof(json.loads(alone.data)["log"]["proof"].encode()).checkpoint
+    before, after = ISSUED + 59, ISSUED + 61
+    for code, time, problem, expected in (
+        (Code.TIMESTAMPED, before, "", []),
+        (Code.TIMESTAMPED, after, "", ["revoked_signer"]),
+        (Code.TIMESTAMPED, before, "does not hold", ["revoked_signer"]),
+        (Code.COMMITTED, before, "", ["revoked_signer"]),
+    ):
+        attested = [Attestation(note, "tsa", time, code, problem)]
+        assert failed(check(alone, anchor=revoked, attested=attested)) == expected
+    other = [Attestation(b"no note", "tsa", before, Code.TIMESTAMPED)]
+    assert failed(check(alone, anchor=revoked, attested=other)) == ["revoked_signer"]
 
 
 def test_whoever_has_a_revoked_key_cannot_date_a_certificate_back() -> None:

@@ -1,12 +1,14 @@
 """``kvrun certificate``: show an erasure certificate; and its half of ``kvrun verify``."""
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 import typer
 
+from kvrun.audit.attestation import Attestation
 from kvrun.cli.options import console, print_json
 from kvrun.cli.trust import read_anchor
 from kvrun.erasure.check import check_certificate
@@ -77,7 +79,13 @@ def is_certificate(path: Path) -> bool:
 
 
 def check_file(
-    path: Path, *, trust: Path | None, opening: Path | None, subject: str | None, now: float
+    path: Path,
+    *,
+    trust: Path | None,
+    opening: Path | None,
+    subject: str | None,
+    now: float,
+    attested: Sequence[Attestation] = (),
 ) -> CertificateReport:
     """Check the certificate in a file. Raises CertificateFormatError for an unreadable path."""
     anchor = read_anchor(trust) if trust else None
@@ -87,6 +95,7 @@ def check_file(
         now=now,
         opening=_read(opening, 1 << 16) if opening else None,
         subject=subject,
+        attested=attested,
     )
 
 

@@ -70,11 +70,17 @@ def verify_command(
 
     Example: kvrun verify certificate.json --trust anchor.json
     """
+    evidence = read_evidence(repository or (), branch, timestamp or (), tsa_certificate)
     if subject is not None or opening is not None or any(map(is_certificate, segments)):
         if len(segments) != 1:
             raise ErasureError("one certificate at a time", hint="Name one file.")
         checked = check_file(
-            segments[0], trust=trust, opening=opening, subject=subject, now=time.time()
+            segments[0],
+            trust=trust,
+            opening=opening,
+            subject=subject,
+            now=time.time(),
+            attested=evidence,
         )
         print_report(checked, as_json)
         raise typer.Exit(checked.exit_code)
@@ -84,7 +90,7 @@ def verify_command(
         witnesses=(read_keys(witness_key) if witness_key else ())
         + (anchor.witnesses() if anchor else ()),
         remembered=tuple(_read(path) for path in checkpoint or ()),
-        attested=read_evidence(repository or (), branch, timestamp or (), tsa_certificate),
+        attested=evidence,
         now=time.time(),
         max_age_seconds=max_age,
         max_silence_seconds=max_silence,

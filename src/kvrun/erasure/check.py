@@ -4,15 +4,18 @@ Every check has a name, a verdict and a code; ``docs/spec/erasure-certificate.md
 ``verify/kvrun_verify.py`` and ``verify/verify.html`` give the same results with code of their own.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from kvrun.audit.attestation import Attestation
 from kvrun.audit.checkpoint import OpenedCheckpoint, open_checkpoint
 from kvrun.audit.errors import AuditError, NoteFormatError
 from kvrun.audit.merkle import leaf_hash, verify_inclusion
 from kvrun.audit.note import ED25519, VerifierKey, decode_base64, parse_verifier_key
 from kvrun.audit.proof import LogProof, parse_proof
 from kvrun.audit.record import Event, Record, decode_record, parse_time
+from kvrun.audit.verdict import Code
 from kvrun.erasure.certificate import (
     ChildOutcome,
     ErasureStatement,
@@ -40,13 +43,15 @@ def check_certificate(
     now: float,
     opening: bytes | None = None,
     subject: str | None = None,
+    attested: Sequence[Attestation] = (),
 ) -> CertificateReport:
     """Check a certificate's bytes. ``now`` in seconds since 1970.
 
     Without ``anchor`` the signer is self-asserted. ``opening`` shows whom it is about, and
-    ``subject`` is the id that it must then name.
+    ``subject`` is the id that it must then name. ``attested``: timestamps of checkpoints, which
+    count like a cosignature for the certificate's own one.
     """
-    return _Checks(anchor, now).run(data, opening, subject)
+    return _Checks(anchor, now, attested).run(data, opening, subject)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +68,10 @@ class _Parts:
 
 
 class _Checks:
-    def __init__(self, anchor: TrustAnchor | None, now: float) -> None:
-        self.anchor, self.now = anchor, now
+    def __init__(
+        self, anchor: TrustAnchor | None, now: float, attested: Sequence[Attestation]
+    ) -> None:
+        self.anchor, self.now, self.attested = anchor, now, attested
         self.checks: list[Check] = []
         self.statement: ErasureStatement | None = None
 
@@ -162,10 +169,23 @@ class _Checks:
         if key.revoked_at is None:
             return CheckCode.TRUSTED, "is a certificate key of the trust anchor"
         # Whoever stole the key can write any date into a certificate, but not into a cosignature.
-        times = [who.time for who in included.cosigned_by if who.time] if included else []
-        if times and min(times) < key.revoked_at:
+        if any(at < key.revoked_at for at in self._seen_at(included)):
             return CheckCode.REVOKED_LATER, "was revoked after a witness had seen the certificate"
         return CheckCode.REVOKED_SIGNER, "is revoked, and no witness saw the certificate before"
+
+    def _seen_at(self, included: OpenedCheckpoint | None) -> list[float]:
+        """When others saw the checkpoint over the certificate's record, by their own clocks."""
+        if included is None:
+            return []
+        times = [float(who.time) for who in included.cosigned_by if who.time]
+        for item in self.attested:
+            if item.code is Code.TIMESTAMPED and not item.problem:
+                try:
+                    seen = open_checkpoint(item.note, ()).checkpoint
+                except NoteFormatError:
+                    continue
+                times += [item.time] if seen == included.checkpoint else []
+        return times
 
     def _time(self, statement: ErasureStatement) -> None:
         issued = parse_time(statement.issued_at)
