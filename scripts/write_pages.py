@@ -131,6 +131,8 @@ def configuration_page() -> str:
 def _commands(group: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, command in group.commands.items():
         if hasattr(command, "commands"):
+            if command.invoke_without_command:
+                yield f"{prefix}{name}", command
             yield from _commands(command, f"{prefix}{name} ")
         else:
             yield f"{prefix}{name}", command

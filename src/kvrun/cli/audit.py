@@ -23,6 +23,7 @@ from kvrun.audit.segment import (
 )
 from kvrun.cli.audit_export import Events, Since, Until, export, ship
 from kvrun.cli.audit_folder import LogFolder, log_folder
+from kvrun.cli.collect import acknowledge, alerts, collect
 from kvrun.cli.options import DEFAULT_CONFIG, ConfigFile
 
 app = typer.Typer(no_args_is_help=True)
@@ -136,6 +137,9 @@ def prove(
     typer.echo(proof.encode().decode(), nl=False)
 
 
+app.command()(collect)
+app.command()(alerts)
+app.command()(acknowledge)
 app.command()(export)
 app.command()(ship)
 

@@ -17,6 +17,7 @@ from kvrun.cli import (
     doctor,
     erase,
     init,
+    instance,
     requests,
     run_one,
     status,
@@ -78,7 +79,6 @@ def root(
 
 app.command("init")(init.init)
 app.command("up")(up.up)
-app.command("instance")(run_one.instance)
 app.command("gateway")(run_one.gateway)
 app.command("status")(status.status)
 app.command("doctor")(doctor.doctor)
@@ -88,6 +88,7 @@ app.add_typer(audit.app, name="audit")
 app.add_typer(bench.app, name="bench")
 app.add_typer(certificate.app, name="certificate")
 app.add_typer(erase.app, name="erase")
+app.add_typer(instance.app, name="instance")
 app.add_typer(requests.app, name="requests")
 app.add_typer(trust.app, name="trust")
 app.add_typer(witness.app, name="witness")

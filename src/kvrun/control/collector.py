@@ -48,7 +48,8 @@ class CollectOutcome(StrEnum):
 
 class CollectReport(msgspec.Struct, frozen=True, kw_only=True):
     """What one collection did. ``size`` is how many records are verified now, ``stored_size`` how
-    many of them Storage holds. ``witnesses`` says of each what it answered: "cosigned" or why not.
+    many of them Storage holds, ``admissions`` how many say that a request was admitted or denied.
+    ``witnesses`` says of each what it answered: "cosigned" or why not.
     """
 
     source: str
@@ -59,6 +60,7 @@ class CollectReport(msgspec.Struct, frozen=True, kw_only=True):
     stored_size: int = 0
     stored_bytes: int = 0
     freed_bytes: int = 0
+    admissions: int = 0
     witnesses: dict[str, str] = {}
     alert: str = ""
     message: str = ""
@@ -265,6 +267,7 @@ def _report(
         log=remembered.log,
         size=remembered.seen.size,
         stored_size=remembered.stored.size,
+        admissions=remembered.admissions,
         **what,
     )
 

@@ -36,7 +36,8 @@ class RememberedLog(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     one up to which Storage has them, ``first`` the one where what Storage has begins. The tail
     holds the ``tail_bytes`` between ``stored`` and ``seen``. ``generation`` grows when an operator
     starts over after an alert. ``alert`` names the alert that stops collection. ``witnesses`` says
-    which size each witness saw last.
+    which size each witness saw last; ``admissions`` counts the records seen that say that a request
+    was admitted or denied.
     """
 
     v: int = 1
@@ -55,6 +56,7 @@ class RememberedLog(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     collected_at: float
     alert: str = ""
     retired: str = ""
+    admissions: int = 0
     witnesses: dict[str, int] = {}
 
     @property

@@ -26,8 +26,7 @@ from kvrun.storage import ObjectMissingError, Storage
 DAY_S = 86_400
 
 
-@dataclass(frozen=True, slots=True)
-class Pruned:
+class Pruned(msgspec.Struct, frozen=True):
     """What was pruned of one log: records, segments and bytes; ``kept`` names what would not go."""
 
     log: str

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import msgspec
 
 from kvrun.audit.checkpoint import Checkpoint
+from kvrun.audit.record import Event
 from kvrun.audit.segment import Manifest, TreePoint
 from kvrun.control.alerts import AlertKind, DeviationError
 from kvrun.control.collected import CollectedLog
@@ -18,6 +19,8 @@ from kvrun.control.sources import MAX_READ_BYTES, LogSource, SegmentInfo
 from kvrun.control.tail import Tail
 from kvrun.control.witnessing import WitnessRound
 from kvrun.storage import Storage
+
+_ADMISSIONS = frozenset({Event.ALLOCATED, Event.DENIED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,7 @@ class Transfer:
         self.remembered = remembered
         self.note, self._signed = b"", 0
         self.stored_bytes = self.freed_bytes = 0
+        self._admissions = remembered.admissions
         self._keeping, self._source = keeping, source
         self._collected = CollectedLog.of(keeping.storage, remembered)
         self._tail = Tail(keeping.memory.tail(remembered.log), remembered.tail_bytes)
@@ -64,7 +68,10 @@ class Transfer:
             raise DeviationError(AlertKind.TRUNCATED, follower.size, what)
         self._tail.sync()
         self.remembered = msgspec.structs.replace(
-            self.remembered, seen=follower.point, tail_bytes=self._tail.size_bytes
+            self.remembered,
+            seen=follower.point,
+            admissions=self._admissions,
+            tail_bytes=self._tail.size_bytes,
         )
 
     def _take(
@@ -105,7 +112,8 @@ class Transfer:
                 break
             offset += len(piece)
             lines = reader.take(piece, None if size is None else size - follower.size)
-            follower.feed(lines)
+            records = follower.feed(lines)
+            self._admissions += sum(record.event in _ADMISSIONS for record in records)
             self._tail.append(lines)
         if end is not None and (reader.rest or offset != end):
             what = f"the segment with record {segment.first_seq} ends within a record"
@@ -136,6 +144,7 @@ class Transfer:
             asked,
             note=note.decode(),
             seen=manifest.after,
+            admissions=self._admissions,
             stored=manifest.after,
             tail_bytes=0,
             collected_at=keeping.cosigner.now(),

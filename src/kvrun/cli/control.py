@@ -1,0 +1,172 @@
+"""What ``kvrun audit collect``, ``alerts``, ``acknowledge`` and ``kvrun instance retire`` do.
+
+Apart from their signatures, so that no other command loads what only the control plane needs.
+"""
+
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from kvrun.cli.options import console, print_json, size_text, table
+from kvrun.config import KvrunConfig
+from kvrun.control.alerts import Alert
+from kvrun.control.collector import CollectOutcome, CollectReport
+from kvrun.control.cosigner import open_cosigner
+from kvrun.control.plane import ControlPlane
+from kvrun.control.retire import retire as retire_log
+from kvrun.control.rounds import RoundReport, run_round
+from kvrun.control.schedule import next_delay
+from kvrun.errors import KvrunError
+from kvrun.process import PARENT_VARIABLE, end_with_parent
+
+_NICE = 10
+_FAILED = (CollectOutcome.UNAVAILABLE,)
+_ALARMING = (CollectOutcome.ALERT, CollectOutcome.STOPPED)
+
+
+def collect_once(config: KvrunConfig, *, as_json: bool) -> int:
+    """Collect now; the exit status."""
+    report = run_round(ControlPlane(config), reason="on_demand")
+    _show(report, as_json=as_json)
+    outcomes = [item.outcome for item in report.logs]
+    if any(outcome in _ALARMING for outcome in outcomes):
+        return 1
+    return 3 if any(outcome in _FAILED for outcome in outcomes) else 0
+
+
+def collect_always(config: KvrunConfig, every_s: int | None, *, as_json: bool) -> None:
+    """Collect until SIGTERM or SIGINT."""
+    end_with_parent(os.environ.get(PARENT_VARIABLE))
+    os.nice(_NICE)
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    plane, failures = ControlPlane(config), 0
+    while not stop.is_set():
+        try:
+            report = run_round(plane, reason="scheduled")
+            _show(report, as_json=as_json)
+            failed = any(item.outcome in _FAILED for item in report.logs)
+        except KvrunError as error:
+            # What is wrong with Storage now may be right later; it is said each time.
+            sys.stderr.write(f"kvrun: {error.diagnostics()}\n")
+            failed = True
+        failures = failures + 1 if failed else 0
+        period = every_s or config.audit.collect_every_s
+        stop.wait(next_delay(period, failures, random.random()))  # noqa: S311
+
+
+def show_alerts(config: KvrunConfig, *, every: bool, as_json: bool) -> int:
+    """List alerts; the exit status."""
+    book = ControlPlane(config).alerts
+    found = book.all()
+    waiting = [item for item in found if item.acknowledged_at is None]
+    shown = found if every else waiting
+    if as_json:
+        print_json([_with_place(item, book.place(item.id)) for item in shown])
+    else:
+        _print_alerts(shown, book.place)
+    return 1 if waiting else 0
+
+
+def acknowledge(
+    config: KvrunConfig, log: str, reason: str, *, start_over: bool, as_json: bool
+) -> None:
+    """Let the collection of a log go on."""
+    if not reason.strip():
+        raise KvrunError("an acknowledgement needs a reason", hint='--reason "what happened"')
+    plane = ControlPlane(config)
+    with plane.hold():
+        done = plane.alarm.acknowledge(log, reason, start_over=start_over)
+    if as_json:
+        print_json([_with_place(item, plane.alerts.place(item.id)) for item in done])
+        return
+    for item in done:
+        sys.stdout.write(f"acknowledged: {item.id}\n")
+    goes_on = "starts over" if start_over else "goes on from what is remembered"
+    sys.stdout.write(f"The next collection {goes_on}.\n")
+
+
+def retire(config: KvrunConfig, log: str, reason: str, *, as_json: bool) -> None:
+    """Close a lost machine's log."""
+    if not reason.strip():
+        raise KvrunError("retiring a log needs a reason", hint='--reason "what happened"')
+    plane = ControlPlane(config)
+    with plane.hold():
+        statement = retire_log(
+            log,
+            reason,
+            storage=plane.storage(),
+            memory=plane.memory,
+            journal=plane.journal,
+            cosigner=open_cosigner(plane.config.layout, plane.now),
+            now=plane.now,
+        )
+    if as_json:
+        print_json(statement)
+        return
+    sys.stdout.write(
+        f"{log} is retired with {statement.size} records.\n"
+        f"Nothing is known of what it wrote between {statement.uncollected_from} and "
+        f"{statement.uncollected_until}.\n"
+    )
+
+
+def _show(report: RoundReport, *, as_json: bool) -> None:
+    if as_json:
+        sys.stdout.write(msgspec.json.encode(report).decode() + "\n")
+    else:
+        for item in report.logs:
+            sys.stdout.write(f"{_line(item)}\n")
+        for finding in report.findings:
+            sys.stdout.write(f"finding: {finding.message}\n")
+        for pruned in report.pruned:
+            sys.stdout.write(f"{pruned.log}: pruned {pruned.records} records\n")
+    sys.stdout.flush()
+
+
+def _line(item: CollectReport) -> str:
+    who = item.log or item.source
+    if item.outcome is CollectOutcome.COLLECTED:
+        said = ", ".join(f"{name}: {answer}" for name, answer in sorted(item.witnesses.items()))
+        return (
+            f"{who}: {item.new_records} new records verified, {item.size} in all, "
+            f"{item.stored_size} in Storage ({size_text(item.stored_bytes)} now)"
+            + (f"; witnesses: {said}" if said else "")
+        )
+    detail = f": {item.message}" if item.message else ""
+    return f"{who}: {item.outcome}{detail}" + (f" [{item.alert}]" if item.alert else "")
+
+
+def _with_place(alert: Alert, place: Path) -> dict[str, object]:
+    return {**msgspec.to_builtins(alert), "evidence": str(place)}
+
+
+def _print_alerts(found: list[Alert], place: Callable[[str], Path]) -> None:
+    out = console()
+    if not found:
+        out.print("no alert waits")
+        return
+    for item in found:
+        state = (
+            "acknowledged"
+            if item.acknowledged_at is not None
+            else ("collection is stopped" if item.stops else "collection goes on")
+        )
+        rows = table("alert", item.id)
+        rows.add_row("what", f"{item.kind} ({state})")
+        rows.add_row("log", item.log)
+        rows.add_row("raised", time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(item.raised_at)))
+        rows.add_row("detail", item.detail)
+        rows.add_row("evidence", str(place(item.id)))
+        if item.acknowledged_because:
+            rows.add_row("because", item.acknowledged_because)
+        out.print(rows)
+        out.print()

@@ -1,0 +1,46 @@
+"""One round of the collector: every instance, then the counts, then what is too old to keep."""
+
+from __future__ import annotations
+
+import msgspec
+
+from kvrun.control.collector import CollectOutcome, CollectReport
+from kvrun.control.counters import Counting
+from kvrun.control.plane import ControlPlane
+from kvrun.control.reconcile import Finding
+from kvrun.control.retention import Pruned, Retention
+
+
+class RoundReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What one round did."""
+
+    logs: list[CollectReport]
+    findings: list[Finding] = []
+    pruned: list[Pruned] = []
+
+
+def run_round(plane: ControlPlane, *, reason: str, count: bool = True) -> RoundReport:
+    """Collect, reconcile and prune once, alone on the control plane's folder.
+
+    Raises KvrunError where the control plane itself cannot work.
+    """
+    with plane.hold():
+        collector = plane.collector()
+        logs, findings = [], []
+        for target in plane.targets():
+            counting = Counting(plane) if count else None
+            report = collector.collect(target, reason=reason)
+            logs.append(report)
+            if counting is not None and report.outcome in _READ:
+                findings += counting.compare(report)
+        retention = Retention(
+            collector.storage, collector.memory, collector.journal, collector.cosigner, plane.now
+        )
+        days = plane.config.audit.retention_days
+        done = [retention.prune(item, keep_days=days) for item in plane.memory.all()]
+        return RoundReport(
+            logs=logs, findings=findings, pruned=[item for item in done if item is not None]
+        )
+
+
+_READ = (CollectOutcome.COLLECTED, CollectOutcome.UNCHANGED)
