@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 need=()
-for pair in nginx:nginx-light chromium:chromium gcc:gcc g++:g++; do
+for pair in nginx:nginx-light chromium:chromium softhsm2-util:softhsm2 gcc:gcc g++:g++ git:git openssl:openssl; do
   command -v "${pair%%:*}" >/dev/null || [[ -x /usr/sbin/${pair%%:*} ]] || need+=("${pair##*:}")
 done
 names=
@@ -26,6 +26,14 @@ for package in "${need[@]}"; do
     chromium)
       names="${names:+$names and }not chromium"
       echo "left out: tests of pages, with chromium in their name (install chromium to run them)"
+      ;;
+    softhsm2)
+      names="${names:+$names and }not pkcs11"
+      echo "left out: tests with pkcs11 in their name (install softhsm2 to run them)"
+      ;;
+    git | openssl)
+      names="${names:+$names and }not witness"
+      echo "left out: tests with witness in their name (install $package to run them)"
       ;;
     *)
       markers="$markers and not engine and not e2e"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from timestamp_authority import Authority, make_authority, openssl_verifies
-from witness_rig import LIMITS, Log, http, liar, read_request
+from witness_rig import LIMITS, Log, http, liar, read_request, wait_for
 
 from kvrun.audit.timestamp import TimestampError, make_request, verify_token
 from kvrun.control.witness import WitnessRefusedError, WitnessUnavailableError
@@ -172,3 +172,16 @@ def test_another_tree_of_a_timestamped_size_is_refused(
         with pytest.raises(WitnessRefusedError, match="forked") as refused:
             to.add_checkpoint(0, [], Log(40, forked_at=3).note(20))
     assert refused.value.evidence == LOG.note(20)
+
+
+def test_a_token_outlives_the_certificates_it_leads_to(tmp_path: Path) -> None:
+    """They must have been valid when it was made, so an archive stays verifiable."""
+    lifetime_s = 3.0
+    end = time.time() + lifetime_s
+    shortlived = make_authority(tmp_path / "tsa", lifetime_s=lifetime_s)
+    token = shortlived.reply(make_request(LOG.note()).body)
+    wait_for(lambda: time.time() > end + 1)
+    assert verify_token(LOG.note(), token, shortlived.root) <= end
+    late = shortlived.reply(make_request(LOG.note()).body)
+    with pytest.raises(TimestampError, match="does not hold"):
+        verify_token(LOG.note(), late, shortlived.root)

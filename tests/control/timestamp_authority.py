@@ -4,8 +4,14 @@ import contextlib
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from witness_rig import http, liar, read_request
 
 _CONFIG = """
@@ -19,7 +25,6 @@ digests = sha256
 accuracy = secs:1
 ess_cert_id_alg = sha256
 """
-_EXTENSIONS = "extendedKeyUsage=critical,timeStamping\nkeyUsage=critical,digitalSignature\n"
 
 
 @dataclass
@@ -56,20 +61,45 @@ class Authority:
             yield url
 
 
-def make_authority(folder: Path, name: str = "Test") -> Authority:
+def make_authority(folder: Path, name: str = "Test", lifetime_s: float = 30 * 86_400) -> Authority:
     folder.mkdir(parents=True)
-    key = "-newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes"
-    _openssl(folder, f"req -x509 {key} -keyout ca.key -out ca.pem -subj /CN={name}-CA -days 30")
-    _openssl(folder, f"req {key} -keyout tsa.key -out tsa.csr -subj /CN={name}-TSA")
-    (folder / "extensions").write_text(_EXTENSIONS)
     (folder / "tsa.cnf").write_text(_CONFIG.format(folder=folder))
     (folder / "serial").write_text("01\n")
-    _openssl(
-        folder,
-        "x509 -req -in tsa.csr -CA ca.pem -CAkey ca.key -CAcreateserial -extfile extensions "
-        "-out tsa.pem -days 30",
+    root_key = ec.generate_private_key(ec.SECP256R1())
+    leaf_key = ec.generate_private_key(ec.SECP256R1())
+    end = datetime.now(UTC) + timedelta(seconds=lifetime_s)
+    root = _certificate(f"{name} CA", root_key, f"{name} CA", root_key, end)
+    leaf = _certificate(f"{name} TSA", leaf_key, f"{name} CA", root_key, end)
+    (folder / "ca.pem").write_bytes(root.public_bytes(Encoding.PEM))
+    (folder / "tsa.pem").write_bytes(leaf.public_bytes(Encoding.PEM))
+    (folder / "tsa.key").write_bytes(
+        leaf_key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     )
     return Authority(folder)
+
+
+def _certificate(
+    name: str,
+    key: ec.EllipticCurvePrivateKey,
+    issuer: str,
+    issuer_key: ec.EllipticCurvePrivateKey,
+    end: datetime,
+) -> x509.Certificate:
+    """A CA's certificate when it issues itself, else one that may sign timestamps."""
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
+        .issuer_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, issuer)]))
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(datetime.now(UTC) - timedelta(hours=1))
+        .not_valid_after(end)
+        .add_extension(x509.BasicConstraints(ca=name == issuer, path_length=None), critical=True)
+    )
+    if name != issuer:
+        purpose = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.TIME_STAMPING])
+        builder = builder.add_extension(purpose, critical=True)
+    return builder.sign(issuer_key, hashes.SHA256())
 
 
 def openssl_verifies(folder: Path, note: Path, token: Path) -> bool:
