@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from keys_support import Clock
 
-from kvrun.keys import FolderPermissionError, KeyPurpose, SigningKeyError, SigningRing
+from kvrun.keys import (
+    CurrentKey,
+    FolderPermissionError,
+    KeyPurpose,
+    SigningKey,
+    SigningKeyError,
+    SigningRing,
+)
 
 
 @pytest.fixture
@@ -49,6 +57,75 @@ def test_after_a_rotation_the_new_key_signs_and_the_old_one_still_verifies(
     assert ring.load_or_create(KeyPurpose.CLAIM).key_id == new.key_id != old.key_id
     by_id = {record.key_id: record for record in ring.public_keys(KeyPurpose.CLAIM)}
     by_id[old.key_id].key().verify(signature, b"text")
+
+
+def test_a_rotation_ends_the_validity_of_earlier_keys_after_an_overlap(
+    ring: SigningRing, clock: Clock
+) -> None:
+    short = ring.load_or_create(KeyPurpose.CERTIFICATE, valid_for_s=10)
+    ring.rotate(KeyPurpose.CERTIFICATE, overlap_s=60)
+    newest = ring.rotate(KeyPurpose.CERTIFICATE, overlap_s=60)
+    other = ring.load_or_create(KeyPurpose.CHECKPOINT)
+    now = int(clock.time)
+    until = {key.key_id: key.valid_until for key in ring.all_keys()}
+    assert sorted(until.values(), key=str) == [now + 10, now + 60, None, None]
+    assert until[short.key_id] == now + 10
+    assert until[newest.key_id] is until[other.key_id] is None
+
+
+def test_who_signs_meanwhile_always_has_a_valid_key_and_takes_up_the_new_one(
+    tmp_path: Path, ring: SigningRing, clock: Clock
+) -> None:
+    # Another process's view of the same folder.
+    current = CurrentKey(SigningRing(tmp_path / "signing", now=clock), KeyPurpose.CHECKPOINT)
+    stop, problems = threading.Event(), []
+    used: list[SigningKey] = []
+
+    def sign() -> None:
+        while not stop.is_set():
+            key = current.get()
+            key.public().key().verify(key.private_key.sign(b"text"), b"text")
+            problem = key.problem(clock.time)
+            if problem is not None:
+                problems.append(problem)
+            if not used or used[-1].key_id != key.key_id:
+                used.append(key)
+
+    thread = threading.Thread(target=sign)
+    thread.start()
+    for _ in range(5):
+        newest = ring.rotate(KeyPurpose.CHECKPOINT)
+    while thread.is_alive() and (not used or used[-1].key_id != newest.key_id):
+        stop.wait(0.01)
+    stop.set()
+    thread.join()
+    assert problems == []
+    assert used[-1].key_id == newest.key_id
+
+
+def test_a_key_is_looked_up_again_when_the_ring_changed_or_the_key_ended(
+    ring: SigningRing, clock: Clock
+) -> None:
+    late = 2**62
+    current = CurrentKey(ring, KeyPurpose.CLAIM, wall_ns=lambda: late)
+    current.get()  # makes the key, and so changes the folder
+    first = current.get()
+    assert current.get() is first  # remembered
+    ring.revoke(first.key_id)
+    second = current.get()
+    assert second.key_id != first.key_id
+    ring.rotate(KeyPurpose.CLAIM, valid_for_s=100)
+    third = current.get()
+    assert third.key_id != second.key_id
+    clock.time += 4000
+    assert current.get().key_id not in (first.key_id, second.key_id, third.key_id)
+
+
+def test_a_change_in_the_same_moment_as_the_look_is_not_missed(ring: SigningRing) -> None:
+    current = CurrentKey(ring, KeyPurpose.CLAIM, wall_ns=lambda: 0)
+    for _ in range(20):
+        newest = ring.rotate(KeyPurpose.CLAIM)
+        assert current.get().key_id == newest.key_id
 
 
 def test_a_revoked_or_outdated_key_signs_no_more(ring: SigningRing, clock: Clock) -> None:
@@ -97,6 +174,7 @@ def test_files_are_for_their_owner_only(tmp_path: Path, ring: SigningRing) -> No
     ("change", "message"),
     [
         ({"privateKey": "AAAA"}, "malformed"),
+        ({"privateKey": "A" * 42 + "B"}, "malformed"),  # spare bits: not the one spelling
         ({"purpose": "love-letters"}, "malformed"),
         ({"version": 2}, "version 2"),
         ({"keyId": "0" * 16}, "another key"),

@@ -30,10 +30,11 @@ from kvrun.keys.ring_entries import DestructionEvidence, RecoveryReport
 from kvrun.keys.root import EpochEvidence, Root, RootFacts
 from kvrun.keys.service import KeyService, SessionInfo
 from kvrun.keys.session import SessionKeys
-from kvrun.keys.signing import KeyPurpose, PublicKeyRecord, SigningKey, SigningRing
+from kvrun.keys.signing import CurrentKey, KeyPurpose, PublicKeyRecord, SigningKey, SigningRing
 
 __all__ = [
     "ClaimClass",
+    "CurrentKey",
     "DestroyedKey",
     "DestructionEvidence",
     "EpochEvidence",

@@ -118,8 +118,8 @@ class Destroyer:
         return [
             [
                 key
-                for entry in (*of_sessions, *of_tenants)
-                if (key := by_key.pop(entry.key_id.hex(), None)) is not None
+                for key_id in _ids(of_sessions, of_tenants)
+                if (key := by_key.pop(key_id, None)) is not None
             ]
             for of_sessions, of_tenants in found
         ]
@@ -176,3 +176,7 @@ class Destroyer:
             return self._ring.tenant_ref(entry)
         except KeyUnavailableError:
             return ""
+
+
+def _ids(sessions: Sequence[SessionEntry], tenants: Sequence[TenantEntry]) -> list[str]:
+    return [entry.key_id.hex() for entry in sessions] + [t.key_id.hex() for t in tenants]

@@ -32,6 +32,8 @@ from kvrun.keys.root import Root
 from kvrun.keys.session import HandleEnd, SessionKeys
 from kvrun.keys.slots import OS_IO, SlotIO
 
+__all__ = ["DestroyedKey", "KeyLimits", "KeyService", "SessionInfo"]
+
 
 @dataclass(frozen=True, slots=True)
 class SessionInfo:

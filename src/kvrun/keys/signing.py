@@ -4,11 +4,10 @@ One file a key, mode 0600, JSON. These keys are apart from the key hierarchy on 
 statements that must stay verifiable after everything they speak of is erased.
 """
 
-import base64
-import hashlib
 import os
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 
@@ -18,7 +17,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import (
     Ed25519PublicKey,
 )
 
-from kvrun.keys.errors import SigningKeyError
+from kvrun.claims.claim import decode_base64url, encode_base64url, key_id_of
+from kvrun.keys.errors import FolderBusyError, SigningKeyError
 from kvrun.keys.folder import (
     FolderLock,
     check_private_file,
@@ -28,6 +28,7 @@ from kvrun.keys.folder import (
 )
 
 VERSION = 1
+DEFAULT_OVERLAP_S = 3600
 
 
 class KeyPurpose(Enum):
@@ -102,42 +103,53 @@ class SigningKey:
 
 
 class SigningRing:
-    """The signing keys in ``folder`` (0700, created when missing). Thread-unsafe, for start-up.
+    """The signing keys in ``folder`` (0700, created when missing).
 
-    Several processes may read it; changes take the folder's lock for as long as they last.
+    Several processes and threads may read it; changes take the folder's lock for as long as they
+    last. Nothing is remembered: see :class:`CurrentKey` for who signs often.
     """
 
     def __init__(self, folder: Path, *, now: Callable[[], float]) -> None:
         private_folder(folder, purpose="signing key")
-        self._folder = folder
-        self._now = now
+        self.folder = folder
+        self.now = now
 
     def load_or_create(self, purpose: KeyPurpose, *, valid_for_s: int | None = None) -> SigningKey:
         """The newest key that may sign now, made on first use."""
         found = self._newest(purpose)
         return found or self._create(purpose, valid_for_s, only_if_none=True)
 
-    def rotate(self, purpose: KeyPurpose, *, valid_for_s: int | None = None) -> SigningKey:
-        """A new key that signs from now on; earlier ones stay, so that signatures verify."""
-        return self._create(purpose, valid_for_s, only_if_none=False)
+    def rotate(
+        self,
+        purpose: KeyPurpose,
+        *,
+        valid_for_s: int | None = None,
+        overlap_s: int = DEFAULT_OVERLAP_S,
+    ) -> SigningKey:
+        """A new key that signs from now on.
+
+        Earlier ones stay, so that their signatures verify; they may sign for ``overlap_s`` more,
+        which is for processes that have not looked again yet.
+        """
+        return self._create(purpose, valid_for_s, only_if_none=False, overlap_s=overlap_s)
 
     def revoke(self, key_id: str) -> PublicKeyRecord:
         """Mark a key as revoked now; SigningKeyError when there is no such key."""
-        lock = FolderLock(self._folder, purpose="signing key")
+        lock = self._wait_for_lock()
         try:
             for key in self.all_keys():
                 if key.key_id == key_id:
-                    stored = _store(key, revoked_at=key.revoked_at or int(self._now()))
-                    self._replace(stored)
-                    return _load(msgspec.json.encode(stored), self._path(stored)).public()
+                    revoked = replace(key, revoked_at=key.revoked_at or int(self.now()))
+                    self._replace(_store(revoked))
+                    return revoked.public()
         finally:
             lock.close()
-        raise SigningKeyError(f"There is no signing key {key_id} in {self._folder}")
+        raise SigningKeyError(f"There is no signing key {key_id} in {self.folder}")
 
     def all_keys(self, purpose: KeyPurpose | None = None) -> list[SigningKey]:
         """All keys, oldest first, revoked ones included."""
         found = []
-        for path in self._folder.glob("*.key.json"):
+        for path in self.folder.glob("*.key.json"):
             check_private_file(path, purpose="signing key")
             found.append(_load(path.read_bytes(), path))
         found.sort(key=lambda key: key.serial)
@@ -152,44 +164,95 @@ class SigningRing:
         return msgspec.json.format(msgspec.json.encode(self.public_keys()))
 
     def _newest(self, purpose: KeyPurpose) -> SigningKey | None:
-        usable = [key for key in self.all_keys(purpose) if key.problem(self._now()) is None]
+        usable = [key for key in self.all_keys(purpose) if key.problem(self.now()) is None]
         return usable[-1] if usable else None
 
     def _create(
-        self, purpose: KeyPurpose, valid_for_s: int | None, *, only_if_none: bool
+        self,
+        purpose: KeyPurpose,
+        valid_for_s: int | None,
+        *,
+        only_if_none: bool,
+        overlap_s: int | None = None,
     ) -> SigningKey:
-        lock = FolderLock(self._folder, purpose="signing key")
+        lock = self._wait_for_lock()
         try:
             existing = self._newest(purpose)
             if existing is not None and only_if_none:
                 return existing
             private = Ed25519PrivateKey.generate()
-            created = int(self._now())
+            created = int(self.now())
             stored = _StoredKey(
                 version=VERSION,
-                key_id=_key_id(private.public_key()),
+                key_id=key_id_of(private.public_key()),
                 purpose=purpose.value,
                 serial=1 + max((key.serial for key in self.all_keys()), default=0),
                 private_key=_encode(private.private_bytes_raw()),
                 created_at=created,
                 valid_until=None if valid_for_s is None else created + valid_for_s,
             )
-            path = self._path(stored)
-            write_private_file(path, msgspec.json.encode(stored))
-            return _load(msgspec.json.encode(stored), path)
+            self._replace(stored)
+            if overlap_s is not None:
+                self._close_earlier(purpose, stored.key_id, created + overlap_s)
+            return _load(msgspec.json.encode(stored), self._path(stored))
         finally:
             lock.close()
 
+    def _wait_for_lock(self) -> FolderLock:
+        # A change takes milliseconds; whoever holds the folder for longer is named in the error.
+        deadline = time.monotonic() + _LOCK_PATIENCE_S
+        while True:
+            try:
+                return FolderLock(self.folder, purpose="signing key")
+            except FolderBusyError:
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(0.01)
+
+    def _close_earlier(self, purpose: KeyPurpose, newest: str, until: int) -> None:
+        for key in self.all_keys(purpose):
+            if key.key_id != newest and (key.valid_until is None or key.valid_until > until):
+                self._replace(_store(replace(key, valid_until=until)))
+
     def _replace(self, stored: "_StoredKey") -> None:
+        """Write a key's file in one step: who reads meanwhile sees all of it or what was there."""
         path = self._path(stored)
         fresh = path.with_suffix(".new")
         fresh.unlink(missing_ok=True)
         write_private_file(fresh, msgspec.json.encode(stored))
         os.replace(fresh, path)  # noqa: PTH105
-        sync_folder(self._folder)
+        sync_folder(self.folder)
 
     def _path(self, stored: "_StoredKey") -> Path:
-        return self._folder / f"{stored.purpose}-{stored.key_id}.key.json"
+        return self.folder / f"{stored.purpose}-{stored.key_id}.key.json"
+
+
+class CurrentKey:
+    """The key that signs now, found again when the ring changed; for who signs often.
+
+    Other processes rotate and revoke: each ``get`` looks at the folder's time of change.
+    Thread-safe.
+    """
+
+    def __init__(
+        self, ring: SigningRing, purpose: KeyPurpose, *, wall_ns: Callable[[], int] = time.time_ns
+    ) -> None:
+        self._ring = ring
+        self._purpose = purpose
+        self._wall_ns = wall_ns
+        self._found: tuple[int, SigningKey] | None = None
+
+    def get(self) -> SigningKey:
+        """The newest key that may sign; made when there is none."""
+        changed = self._ring.folder.stat().st_mtime_ns
+        found = self._found
+        if found is not None and found[0] == changed and found[1].problem(self._ring.now()) is None:
+            return found[1]
+        key = self._ring.load_or_create(self._purpose)
+        # A change right after this look could carry the same time: do not rely on it yet.
+        settled = self._wall_ns() - changed > _SETTLED_NS
+        self._found = (changed, key) if settled else None
+        return key
 
 
 class _StoredKey(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -203,7 +266,7 @@ class _StoredKey(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     revoked_at: int | None = None
 
 
-def _store(key: SigningKey, *, revoked_at: int) -> _StoredKey:
+def _store(key: SigningKey) -> _StoredKey:
     return _StoredKey(
         version=VERSION,
         key_id=key.key_id,
@@ -212,7 +275,7 @@ def _store(key: SigningKey, *, revoked_at: int) -> _StoredKey:
         private_key=_encode(key.private_key.private_bytes_raw()),
         created_at=key.created_at,
         valid_until=key.valid_until,
-        revoked_at=revoked_at,
+        revoked_at=key.revoked_at,
     )
 
 
@@ -227,7 +290,7 @@ def _load(content: bytes, path: Path) -> SigningKey:
         raise SigningKeyError(
             f"The signing key file {path} has version {stored.version}; only {VERSION} is known"
         )
-    if stored.key_id != _key_id(private.public_key()):
+    if stored.key_id != key_id_of(private.public_key()):
         raise SigningKeyError(f"The signing key file {path} names another key than it holds")
     return SigningKey(
         stored.key_id,
@@ -240,13 +303,16 @@ def _load(content: bytes, path: Path) -> SigningKey:
     )
 
 
-def _key_id(public: Ed25519PublicKey) -> str:
-    return hashlib.sha256(public.public_bytes_raw()).hexdigest()[:16]
+_SETTLED_NS = 100_000_000
+_LOCK_PATIENCE_S = 5.0
 
 
 def _encode(raw: bytes) -> str:
-    return base64.urlsafe_b64encode(raw).rstrip(b"=").decode("ascii")
+    return encode_base64url(raw).decode("ascii")
 
 
 def _decode(text: str) -> bytes:
-    return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
+    raw = decode_base64url(text)
+    if raw is None:
+        raise ValueError("a key is not canonical base64url")
+    return raw
