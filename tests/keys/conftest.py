@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from bao_server import BaoServer, dev_bao
 from root_rigs import (
-    PIN,
     SOFTHSM,
     AwsKmsRig,
     FileRig,
@@ -19,6 +17,7 @@ from root_rigs import (
     OpenBaoRig,
     Pkcs11Rig,
     RootRig,
+    make_token,
 )
 
 
@@ -41,14 +40,6 @@ def softhsm(tmp_path_factory: pytest.TempPathFactory) -> str:
     os.environ["KVRUN_TEST_TOKENS"] = str(tokens)
     make_token("kvrun")
     return "kvrun"
-
-
-def make_token(label: str) -> None:
-    subprocess.run(
-        f"softhsm2-util --init-token --free --label {label} --pin {PIN} --so-pin 12345678".split(),
-        check=True,
-        capture_output=True,
-    )
 
 
 @pytest.fixture

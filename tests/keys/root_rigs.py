@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import uuid
 from pathlib import Path
 from typing import Any
@@ -188,6 +189,15 @@ class Pkcs11Rig(KeptRig):
         tokens = Path(os.environ["KVRUN_TEST_TOKENS"])
         (token,) = (path.parent for path in tokens.parent.glob("*/token.object"))
         token.rename(tokens / token.name)
+
+
+def make_token(label: str) -> None:
+    """Initialise a token in the folder that SOFTHSM2_CONF names."""
+    subprocess.run(
+        f"softhsm2-util --init-token --free --label {label} --pin {PIN} --so-pin 12345678".split(),
+        check=True,
+        capture_output=True,
+    )
 
 
 def restart_module() -> None:
