@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from enum import Enum
 
+import msgspec
+
 # The share of the quota at which to warn.
 QUOTA_WARNING = 0.8
 
@@ -29,3 +31,23 @@ class AuditLimits:
     segment_seconds: float = 3600.0
     retry_seconds: float = 1.0
     quota_bytes: int = 16 * 1024 * 1024 * 1024
+
+
+class LogHealth(msgspec.Struct, frozen=True):
+    """How a log is doing, for people and scripts.
+
+    ``why`` says what failed while it is not ``available``. ``stored_bytes`` is what was not let go
+    of yet; at ``quota_bytes`` nothing more is written. ``lost`` counts records since the start.
+    """
+
+    available: bool
+    why: str
+    records: int
+    stored_bytes: int
+    quota_bytes: int
+    lost: int
+
+    @property
+    def nearly_full(self) -> bool:
+        """Whether to warn that the log should be collected."""
+        return self.stored_bytes >= QUOTA_WARNING * self.quota_bytes

@@ -24,7 +24,7 @@ from kvrun.audit.record import (
 )
 from kvrun.audit.recovery import RecoveredLog, recover
 from kvrun.audit.segment import lock_folder
-from kvrun.audit.settings import AuditLimits, AuditMode
+from kvrun.audit.settings import AuditLimits, AuditMode, LogHealth
 
 __all__ = ["AuditLimits", "AuditLog", "AuditMode"]
 
@@ -150,6 +150,15 @@ class AuditLog:
         self.commit()
         return seqs
 
+    def lose(self, count: int) -> None:
+        """Say in the log that so many records are missing here, now or once it can be written."""
+        with self._lock:
+            self._dropped += count
+            if self._available and not self._closed:
+                self._add(gap_event("not_recorded", count))
+            else:
+                self._lost += count
+
     def sign_checkpoint(self) -> bytes:
         """Commit, sign a checkpoint over everything durable and return the signed note."""
         self.commit()
@@ -188,10 +197,17 @@ class AuditLog:
         """Records dropped since the last ``gap`` record (best effort mode)."""
         return self._lost
 
-    @property
-    def dropped(self) -> int:
-        """Records dropped since the log was opened (best effort mode)."""
-        return self._dropped
+    def health(self) -> LogHealth:
+        """How the log is doing."""
+        with self._lock:
+            return LogHealth(
+                available=self.available,
+                why=self._why,
+                records=self._next_seq,
+                stored_bytes=self._files.stored_bytes,
+                quota_bytes=self.limits.quota_bytes,
+                lost=self._dropped,
+            )
 
     @property
     def checkpoint(self) -> bytes:
@@ -200,7 +216,7 @@ class AuditLog:
 
     @property
     def usage(self) -> float:
-        """Stored bytes as a share of the quota; warn from ``settings.QUOTA_WARNING`` on."""
+        """Stored bytes as a share of the quota."""
         return self._files.stored_bytes / self.limits.quota_bytes
 
     def close(self) -> None:

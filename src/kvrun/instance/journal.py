@@ -8,6 +8,7 @@ tenant's name.
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections import deque
 from collections.abc import Sequence
 
@@ -23,6 +24,7 @@ from kvrun.keys.session import SessionKeys
 POLICY_REVISION = "builtin-1"
 _ENGINE_TIER = "gpu"
 _MAX_OWED = 65_536
+_log = logging.getLogger(__name__)
 _TIER_NAMES = {Tier.MISS: "", Tier.MEMORY: "memory", Tier.DISK: "disk"}
 _CACHE_EVENTS = {
     CacheEventKind.EVICTED: Event.EVICTED,
@@ -38,12 +40,17 @@ class Journal:
         self._log = log
         self._workspace = workspace
         self._deployment = deployment
-        self._owed: deque[AuditEvent] = deque(maxlen=_MAX_OWED)
+        self._owed: deque[AuditEvent] = deque()
 
     @property
     def available(self) -> bool:
         """Whether what happens now can be recorded."""
         return self._log.available
+
+    @property
+    def owed(self) -> int:
+        """How many records wait until the log can be written again."""
+        return len(self._owed)
 
     def admitted(self, handle: Handle) -> None:
         """A request may use the cache. Durable.
@@ -51,7 +58,7 @@ class Journal:
         Raises:
             AuditUnavailableError: the log cannot be written and the mode requires it.
         """
-        self._log.append_durable(self._of(handle, Event.ALLOCATED, tier=_ENGINE_TIER))
+        self._log.append_durable(self._event(Event.ALLOCATED, handle=handle, tier=_ENGINE_TIER))
 
     def admitted_stateless(self, request_id: str) -> None:
         """A request of a stateless deployment may use its own pages. Durable.
@@ -60,32 +67,18 @@ class Journal:
             AuditUnavailableError: the log cannot be written and the mode requires it.
         """
         self._log.append_durable(
-            AuditEvent(
-                event=Event.ALLOCATED,
-                request_id=request_id,
-                workspace=self._workspace,
-                deployment=self._deployment,
-                tier=_ENGINE_TIER,
-                policy_revision=POLICY_REVISION,
-            )
+            self._event(Event.ALLOCATED, request_id=request_id, tier=_ENGINE_TIER)
         )
 
     def denied(self, request_id: str, reason: str) -> None:
         """A request may not use the cache."""
         self._soon(
-            AuditEvent(
-                event=Event.DENIED,
-                outcome=Outcome.DENIED,
-                request_id=request_id,
-                workspace=self._workspace,
-                deployment=self._deployment,
-                reason=_printable(reason),
-            )
+            self._event(Event.DENIED, outcome=Outcome.DENIED, request_id=request_id, reason=reason)
         )
 
     def reused(self, handle: Handle, tokens: int) -> None:
         """The engine reused its own pages for a request."""
-        self._soon(self._of(handle, Event.REUSED, tier=_ENGINE_TIER, tokens=tokens))
+        self._soon(self._event(Event.REUSED, handle=handle, tier=_ENGINE_TIER, tokens=tokens))
 
     def opening(self, handle: Handle, names: Sequence[bytes], tiers: bytes) -> None:
         """Blocks are about to be opened, each from its tier. Durable before any plaintext appears.
@@ -98,13 +91,7 @@ class Journal:
             of_tier = [name for name, at in zip(names, tiers, strict=True) if at == tier]
             if of_tier:
                 events.append(
-                    self._of(
-                        handle,
-                        Event.OPENED,
-                        tier=_TIER_NAMES[tier],
-                        blocks=len(of_tier),
-                        blocks_root=blocks_root(of_tier),
-                    )
+                    self._event(Event.OPENED, handle=handle, tier=_TIER_NAMES[tier], names=of_tier)
                 )
         self._log.append_durable(*events)
 
@@ -115,24 +102,18 @@ class Journal:
             AuditUnavailableError: the log cannot be written and the mode requires it.
         """
         self._log.append_durable(
-            self._of(
-                handle,
-                Event.SEALED,
-                tier="memory",
-                blocks=len(names),
-                size_bytes=size_bytes,
-                blocks_root=blocks_root(names),
+            self._event(
+                Event.SEALED, handle=handle, tier="memory", names=names, size_bytes=size_bytes
             )
         )
 
     def integrity_failure(self, handle: Handle, name: bytes, tier: Tier, error: KvrunError) -> None:
         """A block did not open and was quarantined."""
-        event = self._of(
-            handle,
+        event = self._event(
             Event.INTEGRITY_FAILURE,
+            handle=handle,
             tier=_TIER_NAMES[tier],
-            blocks=1,
-            blocks_root=blocks_root([name]),
+            names=[name],
             outcome=Outcome.FAILED,
             reason=type(error).__name__,
         )
@@ -140,7 +121,7 @@ class Journal:
 
     def key_created(self, keys: SessionKeys, request_id: str = "") -> None:
         """A session got its key."""
-        self._soon(self._of_keys(keys, Event.KEY_CREATED, request_id))
+        self._soon(self._event(Event.KEY_CREATED, keys=keys, request_id=request_id))
 
     def key_destroyed(
         self, tenant_ref: str, session_ref: str, key_id: str, event: Event, reason: str
@@ -148,15 +129,12 @@ class Journal:
         """A session's key is gone. Destruction never waits for a log that cannot be written."""
         for kind in (Event.KEY_DESTROYED, event):
             self._surely(
-                AuditEvent(
-                    event=kind,
-                    workspace=self._workspace,
-                    deployment=self._deployment,
+                self._event(
+                    kind,
                     tenant_ref=tenant_ref,
                     session_ref=session_ref,
                     key_id=key_id,
-                    policy_revision=POLICY_REVISION,
-                    reason=_printable(reason),
+                    reason=reason,
                 )
             )
 
@@ -165,33 +143,32 @@ class Journal:
         kind = _CACHE_EVENTS.get(event.kind)
         if kind is None or not event.session_ref:
             return
-        moved_to = {Event.PERSISTED: "disk", Event.RESTORED: "memory"}.get(kind, "")
-        tier = "memory" if kind is Event.PERSISTED else _TIER_NAMES[event.tier]
         self._soon(
-            AuditEvent(
-                event=kind,
-                workspace=self._workspace,
-                deployment=self._deployment,
+            self._event(
+                kind,
                 tenant_ref=event.tenant_ref,
                 session_ref=event.session_ref,
-                tier=tier,
-                tier_to=moved_to,
+                tier="memory" if kind is Event.PERSISTED else _TIER_NAMES[event.tier],
+                tier_to={Event.PERSISTED: "disk", Event.RESTORED: "memory"}.get(kind, ""),
                 blocks=event.blocks,
-                bytes=event.bytes,
-                policy_revision=POLICY_REVISION,
-                reason=_printable(event.reason),
+                size_bytes=event.bytes,
+                reason=event.reason,
             )
         )
 
     def deployment_event(self, event: Event, reason: str = "") -> None:
         """The deployment's engine came or went."""
-        self._soon(
-            AuditEvent(
-                event=event,
-                workspace=self._workspace,
-                deployment=self._deployment,
-                reason=_printable(reason),
-            )
+        self._soon(self._event(event, reason=reason))
+
+    def looked_up(self, tenant_ref: str, reason: str, *, found: bool) -> None:
+        """Somebody asked whom a reference stands for. Durable before the answer.
+
+        Raises:
+            AuditUnavailableError: the log cannot be written and the mode requires it.
+        """
+        outcome = Outcome.OK if found else Outcome.FAILED
+        self._log.append_durable(
+            self._event(Event.WHOIS, tenant_ref=tenant_ref, reason=reason, outcome=outcome)
         )
 
     def commit(self) -> None:
@@ -207,66 +184,75 @@ class Journal:
         while self._owed:
             try:
                 self._log.append(self._owed[0])
-            except AuditError:
+            except AuditUnavailableError:
                 return
+            except AuditError:
+                self._log.lose(1)
             self._owed.popleft()
 
     def _surely(self, event: AuditEvent) -> None:
         """Durable where the log allows it, else written when it does again."""
+        if self._soon(event):
+            # What was taken in is kept by the log, also when it cannot be synced now.
+            with contextlib.suppress(AuditError):
+                self._log.commit()
+
+    def _soon(self, event: AuditEvent) -> bool:
+        """Written soon, or when the log can be written again; what cannot be kept is counted.
+
+        Returns whether the log took it in.
+        """
         try:
             self._log.append(event)
+            return True
         except AuditUnavailableError:
-            self._owed.append(event)
-            return
-        # What was taken in is kept by the log, also when it cannot be synced now.
-        with contextlib.suppress(AuditError):
-            self._log.commit()
+            if len(self._owed) < _MAX_OWED:
+                self._owed.append(event)
+            else:
+                self._log.lose(1)
+        except AuditError as error:
+            _log.error("a record was lost: %s", error.message)
+            self._log.lose(1)
+        return False
 
-    def _soon(self, event: AuditEvent) -> None:
-        with contextlib.suppress(AuditError):
-            self._log.append(event)
-
-    def _of(
+    def _event(
         self,
-        handle: Handle,
         event: Event,
         *,
-        tier: str,
+        handle: Handle | None = None,
+        keys: SessionKeys | None = None,
+        request_id: str = "",
+        tenant_ref: str = "",
+        session_ref: str = "",
+        key_id: str = "",
+        tier: str = "",
+        tier_to: str = "",
+        names: Sequence[bytes] = (),
         blocks: int = 0,
         size_bytes: int = 0,
         tokens: int = 0,
-        blocks_root: str = "",
         outcome: Outcome = Outcome.OK,
         reason: str = "",
     ) -> AuditEvent:
+        """Whose it is stands in a handle, in keys or in references; ``names`` name blocks."""
+        keys = handle.keys if handle is not None else keys
         return AuditEvent(
             event=event,
             outcome=outcome,
-            request_id=handle.request_id,
+            request_id=handle.request_id if handle is not None else request_id,
             workspace=self._workspace,
             deployment=self._deployment,
-            tenant_ref=handle.tenant_ref,
-            session_ref=handle.session_ref,
+            tenant_ref=keys.tenant_ref if keys is not None else tenant_ref,
+            session_ref=keys.session_ref if keys is not None else session_ref,
+            key_id=keys.key_id if keys is not None else key_id,
             tier=tier,
-            blocks=blocks,
+            tier_to=tier_to,
+            blocks=len(names) or blocks,
             bytes=size_bytes,
             tokens=tokens,
             policy_revision=POLICY_REVISION,
-            key_id=handle.keys.key_id,
-            blocks_root=blocks_root,
-            reason=reason,
-        )
-
-    def _of_keys(self, keys: SessionKeys, event: Event, request_id: str) -> AuditEvent:
-        return AuditEvent(
-            event=event,
-            request_id=request_id,
-            workspace=self._workspace,
-            deployment=self._deployment,
-            tenant_ref=keys.tenant_ref,
-            session_ref=keys.session_ref,
-            key_id=keys.key_id,
-            policy_revision=POLICY_REVISION,
+            blocks_root=blocks_root(names) if names else "",
+            reason=_printable(reason),
         )
 
 
