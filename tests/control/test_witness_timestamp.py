@@ -10,7 +10,8 @@ import pytest
 from timestamp_authority import Authority, make_authority, openssl_verifies
 from witness_rig import LIMITS, Log, http, liar, read_request, wait_for
 
-from kvrun.audit.timestamp import TimestampError, make_request, verify_token
+from kvrun.audit.errors import TimestampError
+from kvrun.audit.timestamp import make_request, verify_token
 from kvrun.control.witness import WitnessRefusedError, WitnessUnavailableError
 from kvrun.control.witness_timestamp import TimestampWitness
 

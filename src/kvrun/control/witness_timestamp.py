@@ -10,11 +10,11 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from kvrun.audit.checkpoint import parse_checkpoint
+from kvrun.audit.errors import TimestampError
 from kvrun.audit.note import parse_note
 from kvrun.audit.timestamp import (
     REQUEST_TYPE,
     SUFFIX,
-    TimestampError,
     make_request,
     verify_token,
 )
