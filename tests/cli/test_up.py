@@ -13,6 +13,7 @@ import pytest
 
 DRIVER = """
 import os, sys
+from dataclasses import replace
 from pathlib import Path
 from kvrun.cli import up
 from kvrun.launch import prepare
@@ -44,6 +45,8 @@ prepare.resolve = lambda config, engine, progress: config
 up.instance_spec = lambda config, file, launch, env: fake("instance", launch.for_instance())
 up.engine_spec = lambda config, env, cpus: fake("engine")
 up.gateway_spec = lambda config, file, launch, env: fake("gateway", launch.for_gateway())
+up.collector_spec = lambda config, file, env: replace(
+    fake("collector"), ready=lambda: True, restart_after_s=0.1)
 sys.argv = ["kvrun", "up", "--config", str(folder / "kvrun.toml"), "--port", "8397"]
 app()
 """
@@ -100,7 +103,7 @@ def up(tmp_path: Path) -> Iterator[Up]:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_stops_everything_and_leaves_no_token(up: Up, number: int) -> None:
     processes = up.wait_ready()
-    assert list(processes) == ["instance", "engine", "gateway"]
+    assert list(processes) == ["instance", "engine", "gateway", "collector"]
     assert {path.name for path in up.run.glob("*.token")} == {"admin.token", "engine.token"}
     up.process.send_signal(number)
     code, out, err = up.finish()
@@ -122,6 +125,22 @@ def test_a_child_that_dies_is_named_and_the_others_are_stopped(up: Up, name: str
     assert "Traceback" not in err
     assert all(gone(pid) for pid in processes.values())
     assert [path.name for path in up.run.iterdir()] == ["up.lock"]
+
+
+def test_a_collector_that_dies_is_started_again_and_stops_nothing(up: Up) -> None:
+    processes = up.wait_ready()
+    (up.folder / "collector.die").touch()
+    assert eventually(lambda: gone(processes["collector"]), 60)
+    (up.folder / "collector.ready").unlink(missing_ok=True)
+    (up.folder / "collector.die").unlink()
+    assert eventually((up.folder / "collector.ready").exists, 60)
+    assert not any(gone(processes[name]) for name in ("instance", "engine", "gateway"))
+    up.process.terminate()
+    code, out, _ = up.finish()
+    assert code == 0
+    assert "collector: failed" in out
+    assert out.index("collector: failed") < out.rindex("collector: ready")
+    assert all(gone(pid) for pid in processes.values())
 
 
 def test_no_token_is_in_the_arguments_or_variables_of_any_process(up: Up) -> None:

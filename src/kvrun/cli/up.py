@@ -1,4 +1,4 @@
-"""``kvrun up``: daemon, engine and gateway as one process tree."""
+"""``kvrun up``: daemon, engine, gateway and collector as one process tree."""
 
 import os
 import signal
@@ -21,9 +21,11 @@ from kvrun.errors import KvrunError
 from kvrun.filelock import FileTakenError, hold_file
 from kvrun.launch import prepare
 from kvrun.launch.processes import (
+    COLLECTOR,
     ENGINE,
     GATEWAY,
     INSTANCE,
+    collector_spec,
     engine_spec,
     engine_url,
     gateway_spec,
@@ -61,7 +63,8 @@ def up(
     """Start daemon, engine and gateway, and stop them together on Ctrl-C or SIGTERM.
 
     Nothing is restarted in silence: when one process ends by itself, kvrun says which, shows its
-    last log lines and stops the others. Logs are in DATA_DIR/logs.
+    last log lines and stops the others. Logs are in DATA_DIR/logs. Beside them runs the collector
+    of the audit log; where it ends it is started again after a minute, and nothing else is stopped.
 
     Example: kvrun up --model Qwen/Qwen3-0.6B
     """
@@ -92,6 +95,7 @@ def run_up(config: KvrunConfig, config_file: Path, environment: Mapping[str, str
                 supervisor.start(instance_spec(config, config_file, launch, environment))
                 supervisor.start(engine_spec(config, environment, cpus=prepare.usable_cpus(engine)))
                 supervisor.start(gateway_spec(config, config_file, launch, environment))
+                supervisor.start(collector_spec(config, config_file, environment))
                 write_state(config, supervisor)
                 display.ready(config)
                 if warning := warning_of_running(config):
@@ -186,7 +190,7 @@ class _Display:
 
     def _render(self) -> Table:
         rows = table("process", "state", "for")
-        for name in (INSTANCE, ENGINE, GATEWAY):
+        for name in (INSTANCE, ENGINE, GATEWAY, COLLECTOR):
             state, since = self._states.get(name, (None, 0.0))
             if state is None:
                 rows.add_row(name, "waits", "")

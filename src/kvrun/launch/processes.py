@@ -1,4 +1,4 @@
-"""The three children of ``kvrun up``: command line, environment, and how to tell they are ready."""
+"""The children of ``kvrun up``: command line, environment, and how to tell they are ready."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,8 @@ from kvrun.launch.readiness import http_answers, unix_accepts
 from kvrun.launch.secrets import Launch
 from kvrun.launch.supervisor import TOKEN_FD_VARIABLE, ChildSpec
 
-INSTANCE, ENGINE, GATEWAY = "instance", "engine", "gateway"
+INSTANCE, ENGINE, GATEWAY, COLLECTOR = "instance", "engine", "gateway", "collector"
+_COLLECTOR_AGAIN_S = 60.0
 
 
 def instance_command(config_file: Path) -> list[str]:
@@ -71,6 +72,20 @@ def gateway_spec(
         ready=lambda: http_answers(url, "/healthz"),
         stop_timeout_s=10.0,
         secret=launch.for_gateway(),
+    )
+
+
+def collector_spec(
+    config: KvrunConfig, config_file: Path, environment: Mapping[str, str]
+) -> ChildSpec:
+    """The collector of the audit log: nobody waits for it, and its end ends nothing else."""
+    command = ("-m", "kvrun", "audit", "collect", "--config", str(config_file))
+    return ChildSpec(
+        name=COLLECTOR,
+        command=(sys.executable, *command),
+        environment=_own_environment(config, environment),
+        ready=lambda: True,
+        restart_after_s=_COLLECTOR_AGAIN_S,
     )
 
 

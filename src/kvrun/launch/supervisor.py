@@ -1,7 +1,8 @@
 """A tree of child processes: started one after the other, watched, stopped together.
 
 Nothing is restarted in silence. When a child ends by itself, :meth:`Supervisor.watch` raises with
-its name and its last log lines, and the caller stops the others.
+its name and its last log lines, and the caller stops the others. Only a child that nobody waits for
+(``restart_after_s``) is started again, and its failure is reported as a state.
 """
 
 import os
@@ -48,6 +49,7 @@ class StopRequestedError(KvrunError):
 class ChildSpec:
     """How to start one child.
 
+    ``restart_after_s``: it may end; the others go on and it is started again so much later.
     ``secret`` reaches it through an inherited descriptor whose number is in KVRUN_TOKEN_FD: it is
     in no argument, no variable and no file. ``ready`` is asked until it says True.
     """
@@ -60,6 +62,7 @@ class ChildSpec:
     stop_timeout_s: float = 15.0
     secret: bytes | None = field(default=None, repr=False)
     sockets: tuple[Path, ...] = ()
+    restart_after_s: float | None = None
 
 
 @dataclass(slots=True)
@@ -68,6 +71,7 @@ class _Child:
     process: subprocess.Popen[bytes]
     log: Path
     ended: bool = False
+    restart_at: float = 0.0
 
 
 class Supervisor:
@@ -87,7 +91,8 @@ class Supervisor:
 
     def pids(self) -> dict[str, int]:
         """Process ids of the children that run, in the order they were started."""
-        return {name: child.process.pid for name, child in self._children.items()}
+        running = {name: child for name, child in self._children.items() if not child.ended}
+        return {name: child.process.pid for name, child in running.items()}
 
     def log_path(self, name: str) -> Path:
         """Where a child's output goes; the run before is kept beside it as ``.1``."""
@@ -152,15 +157,32 @@ class Supervisor:
 
     def _check(self) -> None:
         for name, child in self._children.items():
+            if child.ended:
+                self._restart(child)
+                continue
             if not _has_ended(child.process):
                 continue
             self._on_state(name, ChildState.FAILED)
             _kill_group(child.process)
             code = child.process.wait()
             child.ended = True
+            if child.spec.restart_after_s is not None:
+                child.restart_at = time.monotonic() + child.spec.restart_after_s
+                continue
             raise ChildError(
                 f"{name} ended by itself ({_meaning(code)})", hint=_log_hint(child.log)
             )
+
+    def _restart(self, child: _Child) -> None:
+        """Start a child again that may end, once its time has come."""
+        after_s = child.spec.restart_after_s
+        if after_s is None or time.monotonic() < child.restart_at:
+            return
+        child.restart_at = time.monotonic() + after_s
+        with suppress(ChildError):
+            child.process = _spawn(child.spec, child.log)
+            child.ended = False
+            self._on_state(child.spec.name, ChildState.READY)
 
 
 def _spawn(spec: ChildSpec, log: Path) -> subprocess.Popen[bytes]:
