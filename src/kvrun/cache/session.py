@@ -168,6 +168,19 @@ class CacheSession(SessionIndex):
         state.deliver()
         return True
 
+    def measure(self) -> tuple[int, int, int, int]:
+        """Blocks and sealed bytes in memory, then on disk."""
+        state = self._state
+        with state.lock:
+            cells = [cell for place in self._index.values() if (cell := cell_of(place)) >= 0]
+            memory_bytes = sum(map(state.memory.size, cells))
+        if state.disk is None:
+            return len(cells), memory_bytes, 0, 0
+        if self._disk is None:
+            files = state.disk.folder.blocks(self.tenant_ref, self.session_ref)
+            return len(cells), memory_bytes, len(files), sum(file.size for file in files)
+        return len(cells), memory_bytes, self._disk.blocks, self._disk.bytes
+
     def drop(self) -> DropReport:
         """Removes every block of the session from every tier, and refuses all later stores.
 

@@ -105,6 +105,24 @@ class CacheStore:
         session.open()
         return session
 
+    def measure(self, tenant_ref: str, session_ref: str) -> tuple[int, int, int, int]:
+        """Blocks and sealed bytes of a session in memory, then on disk, opened or not."""
+        with self._table_lock:
+            session = self._sessions.get((tenant_ref, session_ref))
+        if session is not None:
+            return session.measure()
+        disk = self._state.disk
+        files = disk.folder.blocks(tenant_ref, session_ref) if disk is not None else []
+        return 0, 0, len(files), sum(file.size for file in files)
+
+    def session_refs(self) -> list[tuple[str, str]]:
+        """Every (tenant_ref, session_ref) with blocks on some tier, opened or not."""
+        with self._table_lock:
+            found = set(self._sessions)
+        if self._state.disk is not None:
+            found.update(self._state.disk.session_refs())
+        return sorted(found)
+
     def drop(self, tenant_ref: str, session_ref: str, *, epoch: int | None = None) -> DropReport:
         """Removes a session from every tier, also one that nobody opened since start.
 

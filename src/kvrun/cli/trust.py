@@ -106,7 +106,8 @@ def log_keys(layout: DataLayout, keys: list[SigningKey]) -> list[VerifierKey]:
         for key in keys
         if key.purpose is KeyPurpose.CHECKPOINT and key.revoked_at is None
     ]
-    files = [layout.audit / SIGNER_NAME, *sorted(layout.control.glob(f"*/{SIGNER_NAME}"))]
+    own = (layout.audit / SIGNER_NAME, layout.erasure / "ledger" / SIGNER_NAME)
+    files = [*own, *sorted(layout.control.glob(f"*/{SIGNER_NAME}"))]
     stated = [parse_verifier_key(path.read_text().strip()) for path in files if path.is_file()]
     names = sorted({key.name for key in stated if key.public_key in mine})
     return [VerifierKey(name, ED25519, public) for name in names for public in mine]

@@ -15,6 +15,8 @@ from kvrun.errors import KvrunError
 RETRY_AFTER_FAILURE_S = 0.5
 # Refusals that are the daemon's answer rather than its absence.
 _ANSWERS = frozenset({403, 429})
+# One session opens again in a moment: no reason to leave the daemon alone.
+_BEING_ERASED = 409
 
 
 class SessionGrant(Protocol):
@@ -105,6 +107,8 @@ class SessionDirectory:
         except KvrunError as error:
             if error.status in _ANSWERS:
                 raise
+            if error.status == _BEING_ERASED:
+                return None
         except Exception:  # noqa: S110  whatever the daemon's absence looks like, it is a miss
             pass
         self._quiet_until = self._clock() + RETRY_AFTER_FAILURE_S
@@ -113,8 +117,11 @@ class SessionDirectory:
     def invalidate(self, tenant: str, session: str) -> None:
         """The daemon says that the session's grant no longer holds.
 
-        An empty session means every session of the tenant.
+        An empty session means every session of the tenant, an empty tenant every session.
         """
+        if not tenant:
+            self.invalidate_all()
+            return
         if not session:
             for key in [key for key in self._grants if key[0] == tenant]:
                 del self._grants[key]

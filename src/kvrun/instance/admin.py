@@ -7,8 +7,11 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from kvrun.cache.store import CacheStats
+from kvrun.erasure.certificate import ChildEntry, RequestKind
+from kvrun.erasure.plan import ErasureScope, Plan, erasure_scope
 from kvrun.errors import KvrunError
-from kvrun.instance.instance import ErasedSession, Instance
+from kvrun.instance.erasures import ErasedSession, ErasureRequest, ErasureResult, Erasures
+from kvrun.instance.instance import Instance
 
 
 class UnknownOperationError(KvrunError):
@@ -42,16 +45,24 @@ class AdminService:
     """Operations by name; each takes and returns plain values."""
 
     def __init__(
-        self, instance: Instance, *, audit_size: Callable[[], int], protections: Mapping[str, str]
+        self,
+        instance: Instance,
+        erasures: Erasures,
+        *,
+        audit_size: Callable[[], int],
+        protections: Mapping[str, str],
     ) -> None:
         self._instance = instance
+        self._erasures = erasures
         self._audit_size = audit_size
         self.protections = dict(protections)
-        self.on_erased: Callable[[str, str | None], None] = lambda *_: None
         self._operations: dict[str, Callable[[Mapping[str, str]], object]] = {
             "status": self._status,
             "erase_session": self._erase_session,
             "erase_tenant": self._erase_tenant,
+            "erase_plan": self._erase_plan,
+            "erase": self._erase,
+            "erase_parent": self._erase_parent,
             "request": self._request,
             "flush": self._flush,
         }
@@ -91,15 +102,32 @@ class AdminService:
         )
 
     def _erase_session(self, arguments: Mapping[str, str]) -> list[ErasedSession]:
-        return self._erase(_argument(arguments, "tenant"), _argument(arguments, "session"))
+        return self._erase_at_once(
+            ErasureScope(
+                RequestKind.SESSION, _argument(arguments, "tenant"), _argument(arguments, "session")
+            )
+        )
 
     def _erase_tenant(self, arguments: Mapping[str, str]) -> list[ErasedSession]:
-        return self._erase(_argument(arguments, "tenant"), None)
+        return self._erase_at_once(ErasureScope(RequestKind.TENANT, _argument(arguments, "tenant")))
 
-    def _erase(self, tenant: str, session: str | None) -> list[ErasedSession]:
-        erased = self._instance.erase(tenant, session)
-        self.on_erased(tenant, session)
-        return erased
+    def _erase_at_once(self, scope: ErasureScope) -> list[ErasedSession]:
+        request = ErasureRequest(scope, "an operator of this machine", confirmed=True)
+        return self._erasures.erase(request).erased
+
+    def _erase_plan(self, arguments: Mapping[str, str]) -> Plan:
+        return self._erasures.plan(_scope(arguments))
+
+    def _erase(self, arguments: Mapping[str, str]) -> ErasureResult:
+        return self._erasures.erase(erasure_request(arguments))
+
+    def _erase_parent(self, arguments: Mapping[str, str]) -> dict[str, str]:
+        try:
+            children = msgspec.json.decode(_argument(arguments, "children"), type=list[ChildEntry])
+        except msgspec.MsgspecError as error:
+            raise UnknownOperationError(f"the argument 'children' is malformed: {error}") from None
+        found = self._erasures.parent(erasure_request(arguments), children)
+        return {"id": found[0], "certificate": str(found[1]), "opening": found[2].decode()}
 
     def _request(self, arguments: Mapping[str, str]) -> object:
         request_id = _argument(arguments, "request_id")
@@ -115,6 +143,24 @@ class AdminService:
         self._instance.cache.flush()
         self._instance.journal.commit()
         return {"audit_records": self._audit_size()}
+
+
+def erasure_request(arguments: Mapping[str, str]) -> ErasureRequest:
+    """The request in an operation's arguments. Raises ScopeNotServedError."""
+    return ErasureRequest(
+        _scope(arguments),
+        arguments.get("requester", ""),
+        arguments.get("reference", ""),
+        arguments.get("legal_basis", ""),
+        arguments.get("confirm", ""),
+        arguments.get("confirmed", "") == "yes",
+    )
+
+
+def _scope(arguments: Mapping[str, str]) -> ErasureScope:
+    return erasure_scope(
+        _argument(arguments, "kind"), arguments.get("tenant", ""), arguments.get("session", "")
+    )
 
 
 def _argument(arguments: Mapping[str, str], name: str) -> str:

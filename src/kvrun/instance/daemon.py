@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import signal
-import socket
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,41 +13,22 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from kvrun.audit.checkpoint import Ed25519Signer
-from kvrun.audit.writer import AuditLimits, AuditLog, AuditMode
-from kvrun.cache.disk import DiskTier
-from kvrun.cache.memory import MemoryTier
-from kvrun.cache.state import BlockOwner
-from kvrun.cache.store import CacheStore
 from kvrun.claims.claim import key_id_of
-from kvrun.claims.verify import ClaimVerifier
 from kvrun.config import KvrunConfig
-from kvrun.errors import KvrunError
-from kvrun.filelock import FileTakenError, hold_file
 from kvrun.instance.admin import AdminService
 from kvrun.instance.audit_access import AuditAccess
 from kvrun.instance.instance import Instance
-from kvrun.instance.journal import Journal
 from kvrun.instance.launch_secrets import LaunchSecrets
+from kvrun.instance.parts import folder_lock, open_erasures, open_parts
+from kvrun.instance.scrubbing import SchedulerScrubber
 from kvrun.instance.sealing import SealingThreads
 from kvrun.instance.server import InstanceServer, ServerSettings
 from kvrun.instance.transfers import Transfers
-from kvrun.keys.file_root import FileRoot
-from kvrun.keys.memory_root import MemoryRoot
-from kvrun.keys.root import Root
-from kvrun.keys.service import KeyLimits, KeyService
-from kvrun.keys.signing import KeyPurpose, SigningRing
 from kvrun.process import HardenReport, harden_process
 
 _HOUSEKEEPING_S = 1.0
 _EXPIRY_EVERY_S = 30.0
 _log = logging.getLogger(__name__)
-
-
-class InstanceBusyError(KvrunError):
-    """Another daemon works on the same data folder."""
-
-    exit_code = 3
 
 
 def run(config: KvrunConfig, secrets: LaunchSecrets) -> None:
@@ -60,7 +39,7 @@ def run(config: KvrunConfig, secrets: LaunchSecrets) -> None:
     """
     hardened = harden_process()
     with (
-        _folder_lock(config.layout.data_dir),
+        folder_lock(config.layout.data_dir),
         _open_instance(config, secrets, hardened) as opened,
     ):
         asyncio.run(_serve(opened, config.instance_socket))
@@ -103,86 +82,36 @@ def _open_instance(
     config: KvrunConfig, secrets: LaunchSecrets, hardened: HardenReport
 ) -> Iterator[_Opened]:
     """Everything behind the socket, opened in order and closed in reverse."""
-    layout = config.layout
-    workspace, deployment = config.deployment.workspace, config.deployment.name
+    public_keys = [Ed25519PublicKey.from_public_bytes(raw) for raw in secrets.claim_public_keys]
     with contextlib.ExitStack() as stack:
-        root = _open_root(config)
-        keys = KeyService.open(
-            layout.keys,
-            root,
-            strict_memory=config.deployment.strict,
-            workspace=workspace,
-            deployment=deployment,
-            limits=KeyLimits(
-                idle_timeout_s=config.keys.idle_timeout_s,
-                absolute_timeout_s=config.keys.absolute_timeout_s,
-                max_sessions_per_tenant=config.keys.max_sessions_per_tenant,
-            ),
-            now=time.time,
-        )
-        stack.callback(keys.close)
-        log_id = f"{workspace}/{deployment}/{socket.gethostname()}"
-        ring = SigningRing(layout.signing_keys, now=time.time)
-        signing_key = ring.load_or_create(KeyPurpose.CHECKPOINT).private_key
-        log = AuditLog.open(
-            layout.audit,
-            log_id=log_id,
-            signer=Ed25519Signer(log_id, signing_key),
-            now=time.time,
-            mode=AuditMode(config.audit.mode),
-            limits=AuditLimits(
-                segment_bytes=config.audit.segment_bytes,
-                segment_seconds=config.audit.segment_max_age_s,
-                heartbeat_seconds=config.audit.heartbeat_s,
-            ),
-        )
-        stack.callback(log.close)
-        journal = Journal(log, workspace, deployment)
-        stack.callback(journal.write_owed)
-        memory = MemoryTier[BlockOwner](config.instance.memory_bytes)
-        disk = None
-        if not config.deployment.stateless and config.instance.disk_bytes:
-            disk = DiskTier(
-                layout.storage(workspace, deployment), max_bytes=config.instance.disk_bytes
-            )
-        cache = CacheStore(
-            memory=memory,
-            disk=disk,
-            on_event=journal.cache_event,
-            may_persist=lambda _tenant, _session: journal.available,
-        )
-        stack.callback(cache.close)
+        parts = stack.enter_context(open_parts(config, public_keys))
+        instance, memory, facts = parts.instance, parts.memory, parts.root.facts
         threads = SealingThreads(config.instance.sealing_threads, config.instance.sealing_cpus)
         stack.callback(threads.close)
-        public_keys = [Ed25519PublicKey.from_public_bytes(raw) for raw in secrets.claim_public_keys]
-        instance = Instance(
-            workspace=workspace,
-            deployment=deployment,
-            stateless=config.deployment.stateless,
-            keys=keys,
-            cache=cache,
-            journal=journal,
-            verifier=ClaimVerifier(public_keys, deployment, time.time, workspace=workspace),
-            now=time.time,
-        )
+        transfers = Transfers(instance.handles, parts.journal, threads)
+        scrubber = SchedulerScrubber(deadline_s=config.erasure.engine_deadline_s)
+        erasures = stack.enter_context(open_erasures(config, parts, transfers, scrubber))
         admin = AdminService(
             instance,
-            audit_size=lambda: log.size,
+            erasures,
+            audit_size=lambda: parts.log.size,
             protections={
                 "process": "not dumpable" if hardened.complete else "core dumps are possible",
-                "keys": keys.protection.value,
-                "erasure": f"{root.facts.claim.value}: {root.facts.reason}",
+                "keys": instance.keys.protection.value,
+                "erasure": f"{facts.claim.value}: {facts.reason}",
                 "staging": "no engine is connected",
                 "memory_tier": "locked" if memory.locked else f"not locked: {memory.lock_error}",
             },
         )
-        admin.add(AuditAccess(log).operations())
+        admin.add(AuditAccess(parts.log).operations())
         server = InstanceServer(
             instance,
-            Transfers(instance.handles, journal, threads),
+            transfers,
             admin,
+            erasures,
+            scrubber,
             ServerSettings(
-                instance_id=log_id,
+                instance_id=parts.log_id,
                 tokens=secrets.tokens(),
                 claim_keys={
                     key_id_of(key): raw
@@ -196,33 +125,3 @@ def _open_instance(
             ),
         )
         yield _Opened(server, instance)
-
-
-def _open_root(config: KvrunConfig) -> Root:
-    kind, _, place = config.keys.root.partition(":")
-    if kind == "memory":
-        return MemoryRoot(strict=config.deployment.strict)
-    folder = config.layout.data_dir / Path(place).expanduser()
-    return FileRoot(folder, strict=config.deployment.strict)
-
-
-@contextlib.contextmanager
-def _folder_lock(folder: Path) -> Iterator[None]:
-    """Refuse a second daemon on one data folder."""
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = hold_file(folder / "instance.lock", str(os.getpid()))
-    except FileTakenError as error:
-        raise InstanceBusyError(
-            f"another instance daemon (process {error.holder or '?'}) works on {folder}",
-            hint="stop it, or give this one a data folder of its own",
-        ) from error
-    except OSError as error:
-        raise KvrunError(
-            f"the data folder {folder} cannot be used: {error.strerror}",
-            hint="instance.data_dir must be a folder that the daemon's user can write",
-        ) from error
-    try:
-        yield
-    finally:
-        os.close(descriptor)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import secrets
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -144,14 +144,13 @@ class HandleTable:
             # A question that was under way when the request ended may have pinned once more.
             handle.unpin()
 
-    def revoke(self, tenant: str, session: str | None) -> list[Handle]:
-        """End every handle of a session, or of a tenant's every session."""
+    def revoke(self, covers: Callable[[str, str], bool]) -> list[Handle]:
+        """End every handle whose tenant and session ``covers`` says yes to."""
         with self._lock:
             ended = [
                 handle
                 for handle in self._handles.values()
-                if handle.keys.scope.tenant == tenant
-                and session in (None, handle.keys.scope.session)
+                if covers(handle.keys.scope.tenant, handle.keys.scope.session)
             ]
             for handle in ended:
                 handle.revoked = True

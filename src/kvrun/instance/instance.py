@@ -9,7 +9,6 @@ import logging
 import secrets
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from kvrun.audit.record import Event
 from kvrun.cache.store import CacheStore
@@ -28,15 +27,10 @@ _MAX_HASH_BYTES = 64
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class ErasedSession:
-    """What an erasure reached."""
+class ErasureUnderWayError(KvrunError):
+    """The session is being erased: it opens again, empty, in a moment."""
 
-    tenant_ref: str
-    session_ref: str
-    generation: int
-    memory_blocks: int
-    disk_blocks: int
+    status = 409
 
 
 class Instance:
@@ -63,6 +57,7 @@ class Instance:
         self.handles = HandleTable()
         self.on_stale_claim: Callable[[str, str], None] = lambda tenant, session: None
         self.on_revoked: Callable[[list[int]], None] = lambda handles: None
+        self.is_being_erased: Callable[[str, str], bool] = lambda tenant, session: False
         self._verifier = verifier
         self._replays = ReplayWindow()
         self._now = now
@@ -123,6 +118,7 @@ class Instance:
         """
         if self.stateless:
             return SessionGrant(secrets.token_urlsafe(32), 0)
+        self._refuse_erased(tenant, session)
         keys = self.keys.find(tenant, session)
         if keys is None:
             keys = self.keys.acquire(tenant, session)
@@ -167,40 +163,20 @@ class Instance:
         if handle is not None:
             handle.unpin()
 
-    def erase(self, tenant: str, session: str | None) -> list[ErasedSession]:
-        """Destroy the key of a session, or of a tenant's every session, and drop its blocks."""
-        try:
-            if session is None:
-                destroyed = self.keys.destroy_tenant(tenant)
-            else:
-                one = self.keys.destroy_session(tenant, session)
-                destroyed = [one] if one is not None else []
-        finally:
-            # Also when it broke off half way: the key may be gone all the same.
-            self._revoke(self.handles.revoke(tenant, session))
-        erased = []
-        for key in destroyed:
-            if not key.session_ref:
-                continue
-            dropped = self.cache.drop(key.tenant_ref, key.session_ref, epoch=key.generation)
-            self.journal.key_destroyed(
-                key.tenant_ref, key.session_ref, key.key_id, Event.ERASED, key.reason
-            )
-            erased.append(
-                ErasedSession(
-                    key.tenant_ref,
-                    key.session_ref,
-                    key.generation,
-                    dropped.memory_blocks,
-                    dropped.disk_blocks,
-                )
-            )
-        return erased
+    def revoke(self, covers: Callable[[str, str], bool]) -> list[int]:
+        """End the requests of some sessions and tell the schedulers; the handles they had."""
+        ended = self.handles.revoke(covers)
+        self._revoke(ended)
+        return [handle.number for handle in ended]
+
+    def revoke_destroyed(self) -> None:
+        """End the requests whose session's key is gone."""
+        self._revoke(self.handles.revoke_destroyed())
 
     def expire(self) -> int:
         """Destroy the keys that were idle or old for too long; how many there were."""
         expired = self.keys.destroy_expired()
-        self._revoke(self.handles.revoke_destroyed())
+        self.revoke_destroyed()
         for key in expired:
             if not key.session_ref:
                 continue
@@ -209,6 +185,10 @@ class Instance:
                 key.tenant_ref, key.session_ref, key.key_id, Event.EXPIRED, key.reason
             )
         return len(expired)
+
+    def _refuse_erased(self, tenant: str, session: str) -> None:
+        if self.is_being_erased(tenant, session):
+            raise ErasureUnderWayError("the session is being erased")
 
     def _revoke(self, ended: list[Handle]) -> None:
         for handle in ended:
@@ -239,6 +219,7 @@ class Instance:
                 raise KvrunError("the claim is for a session that is kept")
             self.journal.admitted_stateless(claim.request_id)
             return None
+        self._refuse_erased(claim.tenant, claim.session)
         keys = self.keys.find(claim.tenant, claim.session)
         if keys is None or keys.generation != claim.generation or keys.salt != claim.salt:
             # The gateway does not know yet, after an expiry for example, or missed the news.

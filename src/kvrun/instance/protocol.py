@@ -238,7 +238,10 @@ class SessionOpened(Message, frozen=True, tag="session_opened"):
 
 
 class SessionInvalidated(Message, frozen=True, tag="session_invalidated"):
-    """Push to gateways: forget this session's salt; empty means every session of the tenant."""
+    """Push to gateways: forget this session's salt; empty means every session of the tenant.
+
+    With an empty tenant too: every session.
+    """
 
     tenant: str
     session: str

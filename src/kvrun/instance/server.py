@@ -14,8 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvrun.audit.record import Event
+from kvrun.erasure.certificate import RequestKind
+from kvrun.erasure.plan import ErasureScope, erasure_scope
 from kvrun.errors import KvrunError
 from kvrun.instance.admin import AdminService
+from kvrun.instance.erasures import ErasureRequest, Erasures
 from kvrun.instance.instance import Instance
 from kvrun.instance.layout import engine_layout, worker_shape
 from kvrun.instance.peer import Peer
@@ -24,6 +27,7 @@ from kvrun.instance.protocol import (
     AdminCall,
     AdminReply,
     AnyMessage,
+    EraseUser,
     Finished,
     Hello,
     Load,
@@ -36,13 +40,16 @@ from kvrun.instance.protocol import (
     Release,
     Revoked,
     Role,
+    Scrubbed,
     SessionInvalidated,
     SessionOpened,
     Started,
     Store,
+    UserErased,
     Verdict,
     Welcome,
 )
+from kvrun.instance.scrubbing import SchedulerScrubber
 from kvrun.instance.staging import create_region
 from kvrun.instance.transfers import Transfers, WorkerLink
 
@@ -75,11 +82,15 @@ class InstanceServer:
         instance: Instance,
         transfers: Transfers,
         admin: AdminService,
+        erasures: Erasures,
+        scrubber: SchedulerScrubber,
         settings: ServerSettings,
     ) -> None:
         self._instance = instance
         self._transfers = transfers
         self._admin = admin
+        self._erasures = erasures
+        self._scrubber = scrubber
         self._settings = settings
         self._roles: dict[Peer, Role] = {}
         self._links: dict[Peer, WorkerLink] = {}
@@ -87,9 +98,12 @@ class InstanceServer:
         # Requests wait for matches: neither new sessions' keys nor an operator may delay them.
         self._matching = ThreadPoolExecutor(2, thread_name_prefix="kvrun-match")
         self._pool = ThreadPoolExecutor(4, thread_name_prefix="kvrun-control")
+        # Erasures wait for engines: sessions open and operators look meanwhile.
+        self._erasing = ThreadPoolExecutor(16, thread_name_prefix="kvrun-erase")
         self._loop: asyncio.AbstractEventLoop | None = None
         self._listener: socket.socket | None = None
-        admin.on_erased = self._announce_erasure
+        erasures.on_erased = self._announce_scope
+        scrubber.on_late = erasures.acknowledged
         instance.on_stale_claim = self._announce_erasure
         instance.on_revoked = self._announce_revoked
 
@@ -97,6 +111,7 @@ class InstanceServer:
         """Listen until ``stop`` is set."""
         self._loop = asyncio.get_running_loop()
         self._listener = _listen(path)
+        self._scrubber.listening = True
         accepting = asyncio.create_task(self._accept(self._listener))
         try:
             await stop.wait()
@@ -110,6 +125,8 @@ class InstanceServer:
                 peer.close("the daemon stops")
             self._matching.shutdown()
             self._pool.shutdown()
+            self._scrubber.listening = False
+            self._erasing.shutdown()
 
     async def _accept(self, listener: socket.socket) -> None:
         assert self._loop is not None
@@ -166,6 +183,14 @@ class InstanceServer:
             if message.role is Role.SCHEDULER:
                 self._instance.journal.deployment_event(Event.DEPLOYMENT_STARTED, message.software)
             peer.send(self._welcome())
+            if message.role is Role.SCHEDULER:
+                self._scrubber.connected(
+                    peer,
+                    pid=peer.pid,
+                    software=message.software,
+                    scrubs=message.scrubs,
+                    send=peer.send_soon,
+                )
 
     def _greet_worker(self, peer: Peer, message: Hello) -> None:
         layout = engine_layout(message)
@@ -186,7 +211,8 @@ class InstanceServer:
                     )
                 _log.warning("staging memory is not locked: it may be swapped out")
             self._admin.protections["staging"] = "locked" if region.locked else "not locked"
-            self._links[peer] = WorkerLink(layout, shape, region, peer.send_soon)
+            link = self._links[peer] = WorkerLink(layout, shape, region, peer.send_soon)
+            self._transfers.adopt(link)
             peer.send_with_fd(self._welcome(slot_bytes, slots), fd)
         finally:
             os.close(fd)
@@ -219,6 +245,8 @@ class InstanceServer:
             case (Role.SCHEDULER, Finished()):
                 self._handles[peer].discard(message.handle)
                 self._instance.finished(message.handle)
+            case (Role.SCHEDULER, Scrubbed()):
+                self._scrubber.answered(peer, message)
             case (Role.WORKER, Load()):
                 self._transfers.load(self._links[peer], message)
             case (Role.WORKER, Store()):
@@ -227,8 +255,11 @@ class InstanceServer:
                 self._transfers.release(self._links[peer], message)
             case (Role.GATEWAY, OpenSession()):
                 self._run(self._pool, lambda: peer.send_soon(self._open_session(message)))
+            case (Role.GATEWAY, EraseUser()):
+                self._run(self._erasing, lambda: peer.send_soon(self._erase_user(message)))
             case (Role.ADMIN, AdminCall()):
-                self._run(self._pool, lambda: peer.send_soon(self._admin_call(message)))
+                pool = self._erasing if message.operation.startswith("erase") else self._pool
+                self._run(pool, lambda: peer.send_soon(self._admin_call(message)))
             case _:
                 raise ProtocolError(
                     f"a {role.value} may not send a {type(message).__name__} message"
@@ -258,6 +289,20 @@ class InstanceServer:
             return SessionOpened(message.call, error.status, "", 0, error.diagnostics())
         return SessionOpened(message.call, 200, grant.salt, grant.generation, "")
 
+    def _erase_user(self, message: EraseUser) -> UserErased:
+        try:
+            kind = RequestKind.SESSION if message.session else RequestKind.TENANT
+            scope = erasure_scope(kind, message.tenant, message.session)
+            done = self._erasures.erase(
+                ErasureRequest(
+                    scope, message.requester, message.reference, message.legal_basis, confirmed=True
+                )
+            )
+            certificate = self._erasures.certificate(done.id) or b""
+        except KvrunError as error:
+            return UserErased(message.call, error.status, b"", error.diagnostics())
+        return UserErased(message.call, 200, certificate, "")
+
     def _admin_call(self, message: AdminCall) -> AdminReply:
         try:
             result = self._admin.call(message.operation, message.arguments)
@@ -277,12 +322,16 @@ class InstanceServer:
     def _announce_erasure(self, tenant: str, session: str | None) -> None:
         self._push(Role.GATEWAY, SessionInvalidated(tenant, session or ""))
 
+    def _announce_scope(self, scope: ErasureScope) -> None:
+        self._announce_erasure(scope.tenant, scope.session)
+
     def _announce_revoked(self, handles: list[int]) -> None:
         self._push(Role.SCHEDULER, Revoked(tuple(handles)))
 
     def _push(self, to: Role, message: Message) -> None:
-        """Send to every process of a role, from any thread."""
-        assert self._loop is not None
+        """Send to every process of a role, from any thread; before the start there is none."""
+        if self._loop is None:
+            return
         self._loop.call_soon_threadsafe(self._push_now, to, message)
 
     def _push_now(self, to: Role, message: Message) -> None:
@@ -292,6 +341,7 @@ class InstanceServer:
 
     def _closed(self, peer: Peer, reason: str) -> None:
         role = self._roles.pop(peer, None)
+        self._scrubber.disconnected(peer)
         link = self._links.pop(peer, None)
         if link is not None:
             link.close()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
 from kvrun.cache.handles import Reservation
@@ -18,6 +18,7 @@ from kvrun.errors import KvrunError
 from kvrun.instance.handles import Handle, HandleTable
 from kvrun.instance.journal import Journal
 from kvrun.instance.layout import EngineLayout, WorkerShape
+from kvrun.instance.plaintext import PlaintextSlots
 from kvrun.instance.protocol import (
     BlockAt,
     Load,
@@ -50,6 +51,7 @@ class WorkerLink:
         staging: StagingRegion,
         send: Callable[[Message], None],
     ) -> None:
+        self.on_closed: Callable[[], None] = lambda: None
         self.layout = layout
         self.shape = shape
         self.staging = staging
@@ -89,6 +91,7 @@ class WorkerLink:
                 return
             self.staging.zero_all()
             self.staging.close()
+        self.on_closed()
 
 
 class Transfers:
@@ -98,6 +101,22 @@ class Transfers:
         self._handles = handles
         self._journal = journal
         self._threads = threads
+        self._plaintext = PlaintextSlots[WorkerLink]()
+
+    def adopt(self, link: WorkerLink) -> None:
+        """Serve a worker that has just connected."""
+        link.on_closed = lambda: self._plaintext.forget(link)
+
+    def drain(self, handles: Collection[int], timeout_s: float) -> int:
+        """Wait until no staging slot holds plaintext of these revoked handles.
+
+        What is left when time is up is zeroed where it is: a worker that does not run then copies
+        zeros, for requests that end all the same. Returns how many slots that were.
+        """
+        left = self._plaintext.wait_clear(handles, timeout_s)
+        for link, slot in left:
+            link.task(partial(self._clear, link, [slot]))()
+        return len(left)
 
     def load(self, link: WorkerLink, message: Load) -> None:
         """Open blocks into their slots and answer as they are ready.
@@ -110,6 +129,7 @@ class Transfers:
         if handle is None or handle.finished_at is not None:
             link.send(Loaded(message.job, (), tuple(block.slot for block in message.blocks)))
             return
+        self._plaintext.fill(link, [block.slot for block in message.blocks], handle.number)
         shares = _shares(message.blocks, self._threads.threads)
         self._threads.open(link.task(lambda: self._begin_load(link, message, handle, shares)))
 
@@ -122,8 +142,9 @@ class Transfers:
         _check_blocks(link, message.blocks)
         handle = self._handles.live(message.handle)
         if handle is None:
-            self._threads.seal(link.task(lambda: _zero(link, message.blocks)))
+            self._threads.seal(link.task(lambda: self._free(link, message.blocks)))
             return
+        self._plaintext.fill(link, [block.slot for block in message.blocks], handle.number)
         for share in _shares(message.blocks, self._threads.threads):
             seal = partial(self._store_share, link, handle, share)
             self._threads.seal(link.task(seal, outlives=True))
@@ -142,8 +163,7 @@ class Transfers:
             link.staging.slot(slot, 0)
 
         def zero() -> None:
-            for slot in message.slots:
-                link.staging.zero(slot)
+            self._clear(link, message.slots)
             link.send(Released(message.slots, message.generations))
 
         self._threads.open(link.task(zero))
@@ -161,8 +181,11 @@ class Transfers:
                 for block in message.blocks
             ]
             self._journal.opening(handle, names, handle.cache.match(names))
+            if handle.revoked:
+                raise KvrunError("the session was erased")
         except KvrunError as error:
             _log.warning("a load was refused: %s", error.message)
+            self._plaintext.clear(link, [block.slot for block in message.blocks])
             link.send(Loaded(message.job, (), tuple(block.slot for block in message.blocks)))
             return
         for share in shares[1:]:
@@ -177,7 +200,11 @@ class Transfers:
         ready: list[int] = []
         failed: list[int] = []
         for block in blocks:
-            (ready if self._open_one(link, handle, block) else failed).append(block.slot)
+            if self._open_one(link, handle, block):
+                ready.append(block.slot)
+            else:
+                self._clear(link, [block.slot])
+                failed.append(block.slot)
             if len(ready) + len(failed) >= _REPLY_EVERY:
                 link.send(Loaded(job, tuple(ready), tuple(failed)))
                 ready, failed = [], []
@@ -210,7 +237,6 @@ class Transfers:
             _log.warning("a block was not opened: %s", error.message)
             return False
         if handle.revoked or handle.keys.destroyed:
-            link.staging.zero(block.slot)
             return False
         if link.shape.rank == 0:
             handle.note_opened(block.group, block.index, tier)
@@ -220,13 +246,15 @@ class Transfers:
         reserved: list[tuple[bytes, Reservation]] = []
         try:
             for block in blocks:
+                if handle.revoked:
+                    break
                 sealed = self._seal_one(link, handle, block)
                 if sealed is not None:
                     reserved.append(sealed)
         except KvrunError as error:
             _log.warning("a store was dropped: %s", error.message)
         finally:
-            _zero(link, blocks)
+            self._free(link, blocks)
         if reserved:
             self._publish(handle, reserved)
 
@@ -264,6 +292,16 @@ class Transfers:
             reservation.commit()
         handle.reuse.sealed_blocks += len(reserved)
 
+    def _free(self, link: WorkerLink, blocks: Sequence[BlockAt]) -> None:
+        slots = tuple(block.slot for block in blocks)
+        self._clear(link, slots)
+        link.send(Released(slots, tuple(block.generation for block in blocks)))
+
+    def _clear(self, link: WorkerLink, slots: Sequence[int]) -> None:
+        for slot in slots:
+            link.staging.zero(slot)
+        self._plaintext.clear(link, slots)
+
 
 def _check_blocks(link: WorkerLink, blocks: Sequence[BlockAt]) -> None:
     for block in blocks:
@@ -273,14 +311,6 @@ def _check_blocks(link: WorkerLink, blocks: Sequence[BlockAt]) -> None:
                 hint=f"0 to {len(link.layout.groups) - 1} are allowed",
             )
         link.staging.slot(block.slot, link.shape.block_bytes[block.group])
-
-
-def _zero(link: WorkerLink, blocks: Sequence[BlockAt]) -> None:
-    for block in blocks:
-        link.staging.zero(block.slot)
-    link.send(
-        Released(tuple(block.slot for block in blocks), tuple(block.generation for block in blocks))
-    )
 
 
 def _shares(blocks: Sequence[BlockAt], threads: int) -> list[Sequence[BlockAt]]:

@@ -14,7 +14,11 @@ class NotRunningError(KvrunError):
 
 
 def ask_daemon(
-    config: KvrunConfig, operation: str, arguments: Mapping[str, str] | None = None
+    config: KvrunConfig,
+    operation: str,
+    arguments: Mapping[str, str] | None = None,
+    *,
+    timeout_s: float = 60.0,
 ) -> bytes:
     """The daemon's answer to one admin operation, as JSON.
 
@@ -30,4 +34,4 @@ def ask_daemon(
             hint="start it with `kvrun up` or `kvrun instance`, as the same user",
         ) from None
     with AdminClient(config.instance_socket, token) as client:
-        return client.call(operation, arguments)
+        return client.call(operation, arguments, timeout_s=timeout_s)

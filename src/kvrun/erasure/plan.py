@@ -1,0 +1,207 @@
+"""What an erasure would reach, counted, and the token that confirms the count. Pure.
+
+A session is erased at once. A wider scope wants the token that its plan came with: it names the
+scope and what was counted, it is authenticated with a key of the deployment, and it holds for a
+few minutes. A scope that has grown well beyond the count is planned anew instead of erased.
+"""
+
+import base64
+import binascii
+import hmac
+from collections.abc import Iterable
+from dataclasses import dataclass
+from hashlib import sha256
+
+import msgspec
+
+from kvrun.erasure.certificate import RequestKind
+from kvrun.erasure.errors import ErasureError
+
+TOKEN_LIFETIME_S = 600.0
+TOKEN_KEY_BYTES = 32
+_GROWTH = 1.1
+_FREE_GROWTH = 10
+_MAX_TOKEN = 512
+_MAC_BYTES = 16
+_ID_CHARS = 128
+
+
+class ScopeNotServedError(ErasureError):
+    """Nothing here can erase a scope of that kind."""
+
+    exit_code = 2
+    status = 400
+
+
+class ConfirmationError(ErasureError):
+    """A wider scope needs a token from a fresh plan, and the given one does not do."""
+
+    exit_code = 2
+    status = 409
+
+
+@dataclass(frozen=True, slots=True)
+class ErasureScope:
+    """What is to be erased of one deployment. A user is a tenant that others know by name."""
+
+    kind: RequestKind
+    tenant: str = ""
+    session: str = ""
+
+    def covers(self, tenant: str, session: str) -> bool:
+        """Whether a session lies in it."""
+        if self.kind is RequestKind.DEPLOYMENT:
+            return True
+        return tenant == self.tenant and self.session in ("", session)
+
+    def overlaps(self, other: "ErasureScope") -> bool:
+        """Whether some session could lie in both."""
+        if RequestKind.DEPLOYMENT in (self.kind, other.kind):
+            return True
+        same = "" in (self.session, other.session) or self.session == other.session
+        return self.tenant == other.tenant and same
+
+
+class TierCount(msgspec.Struct, frozen=True, kw_only=True):
+    """Sealed blocks on one tier and their bytes."""
+
+    tier: str
+    blocks: int
+    bytes: int
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request would reach now. ``token`` is empty where none is needed."""
+
+    kind: RequestKind
+    workspace: str
+    deployment: str
+    tenants: int
+    sessions: int
+    requests: int
+    tiers: list[TierCount]
+    claim_class: str
+    token: str = ""
+
+
+def erasure_scope(kind: str, tenant: str = "", session: str = "") -> ErasureScope:
+    """The scope of a request. Raises ScopeNotServedError."""
+    try:
+        found = RequestKind(kind)
+    except ValueError:
+        raise ScopeNotServedError(
+            f"there is no erasure of a {kind!r}", hint="known are " + ", ".join(RequestKind)
+        ) from None
+    if found in (RequestKind.WORKSPACE, RequestKind.ACCOUNT, RequestKind.TENANTS):
+        raise ScopeNotServedError(
+            f"erasing {_ARTICLES[found]} needs the control plane, which knows every deployment in"
+            " it; there is none here",
+            hint="Erase each deployment, or one person with `kvrun erase user`.",
+        )
+    if found is RequestKind.DEPLOYMENT:
+        return ErasureScope(found)
+    _check_id(tenant, "tenant")
+    if found is not RequestKind.SESSION:
+        return ErasureScope(found, tenant)
+    _check_id(session, "session")
+    return ErasureScope(found, tenant, session)
+
+
+def needs_token(scope: ErasureScope) -> bool:
+    """Whether a request for it has to be confirmed."""
+    return scope.kind is not RequestKind.SESSION
+
+
+def make_token(key: bytes, scope: ErasureScope, *, tenants: int, sessions: int, now: float) -> str:
+    """The token of a plan; ``key`` is 32 bytes, ``now`` in seconds since 1970."""
+    body = msgspec.msgpack.encode(_Token(_digest(scope), tenants, sessions, int(now)))
+    return base64.urlsafe_b64encode(_mac(key, body) + body).rstrip(b"=").decode()
+
+
+def check_token(
+    key: bytes, token: str, scope: ErasureScope, *, tenants: int, sessions: int, now: float
+) -> None:
+    """Refuse a token that is not of this scope, has expired, or counted much less than there is.
+
+    Raises ConfirmationError.
+    """
+    again = f"plan it again: kvrun erase {scope.kind} ... --plan"
+    if not token:
+        raise ConfirmationError(
+            f"erasing {_ARTICLES[scope.kind]} wants the token of its plan", hint=again
+        )
+    counted = _open(key, token)
+    if counted is None:
+        raise ConfirmationError("the confirmation token is not one of this deployment", hint=again)
+    if counted.scope != _digest(scope):
+        raise ConfirmationError("the confirmation token is for another scope", hint=again)
+    if not counted.issued_at <= now + 1 or now - counted.issued_at > TOKEN_LIFETIME_S:
+        raise ConfirmationError(
+            f"the confirmation token is older than {TOKEN_LIFETIME_S:.0f} seconds", hint=again
+        )
+    for what, before, after in (
+        ("tenants", counted.tenants, tenants),
+        ("sessions", counted.sessions, sessions),
+    ):
+        if after > max(before * _GROWTH, before + _FREE_GROWTH):
+            raise ConfirmationError(
+                f"the plan counted {before} {what} and there are {after} now", hint=again
+            )
+
+
+def add_tiers(counts: Iterable[TierCount]) -> list[TierCount]:
+    """One count a tier, in the order in which the tiers came first."""
+    totals: dict[str, tuple[int, int]] = {}
+    for count in counts:
+        blocks, size = totals.get(count.tier, (0, 0))
+        totals[count.tier] = (blocks + count.blocks, size + count.bytes)
+    return [
+        TierCount(tier=tier, blocks=blocks, bytes=size) for tier, (blocks, size) in totals.items()
+    ]
+
+
+class _Token(msgspec.Struct, frozen=True, array_like=True):
+    scope: bytes
+    tenants: int
+    sessions: int
+    issued_at: int
+
+
+def _open(key: bytes, token: str) -> _Token | None:
+    if len(token) > _MAX_TOKEN:
+        return None
+    try:
+        raw = base64.urlsafe_b64decode(token.strip() + "=" * (-len(token.strip()) % 4))
+        mac, body = raw[:_MAC_BYTES], raw[_MAC_BYTES:]
+        if not hmac.compare_digest(mac, _mac(key, body)):
+            return None
+        return msgspec.msgpack.decode(body, type=_Token)
+    except (ValueError, binascii.Error, msgspec.MsgspecError):
+        return None
+
+
+def _mac(key: bytes, body: bytes) -> bytes:
+    return hmac.digest(key, b"kvrun/erasure-plan/v1\0" + body, sha256)[:_MAC_BYTES]
+
+
+def _digest(scope: ErasureScope) -> bytes:
+    return sha256(msgspec.msgpack.encode((scope.kind.value, scope.tenant, scope.session))).digest()
+
+
+def _check_id(value: str, what: str) -> None:
+    if not 1 <= len(value) <= _ID_CHARS or not all("!" <= char <= "~" for char in value):
+        raise ScopeNotServedError(
+            f"{value[:40]!r} is no {what} id",
+            hint=f"1 to {_ID_CHARS} printable ASCII characters without spaces are allowed",
+        )
+
+
+_ARTICLES = {
+    RequestKind.SESSION: "a session",
+    RequestKind.TENANT: "a tenant",
+    RequestKind.TENANTS: "tenants by label",
+    RequestKind.USER: "a user",
+    RequestKind.DEPLOYMENT: "a deployment",
+    RequestKind.WORKSPACE: "a workspace",
+    RequestKind.ACCOUNT: "an account",
+}

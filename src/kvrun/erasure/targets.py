@@ -1,0 +1,58 @@
+"""What an erasure asks of processes that it does not control: engines that hold plaintext pages."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class ScrubOutcome:
+    """Pages evicted from prefix caches, zeroed, and still held, over all engines that answered.
+
+    ``unacknowledged`` names engines that did not confirm in time; ``notes`` what engines cannot do.
+    """
+
+    evicted: int = 0
+    scrubbed: int = 0
+    held: int = 0
+    unacknowledged: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+class EngineScrubber(Protocol):
+    """Reaches the engines of one instance."""
+
+    def engines(self) -> list[int]:
+        """Process ids of the connected engines that can scrub."""
+        ...
+
+    def scrub(
+        self, call: int, owners: Sequence[bytes], *, everything: bool, engines: Sequence[int]
+    ) -> ScrubOutcome:
+        """Have every engine scrub these owners' pages, and wait for as long as is allowed.
+
+        ``engines`` were connected when the erasure began: one of them that still runs but is not
+        connected has not confirmed. The same ``call`` may be given again.
+        """
+        ...
+
+    def expect(self, call: int, owners: Sequence[bytes], pids: Sequence[int]) -> None:
+        """Engines of these processes owe an answer from before the daemon was started."""
+        ...
+
+
+class NoEngines:
+    """No engine is connected: there are no pages."""
+
+    def engines(self) -> list[int]:
+        """None."""
+        return []
+
+    def scrub(
+        self, call: int, owners: Sequence[bytes], *, everything: bool, engines: Sequence[int]
+    ) -> ScrubOutcome:
+        """Nothing to do."""
+        return ScrubOutcome()
+
+    def expect(self, call: int, owners: Sequence[bytes], pids: Sequence[int]) -> None:
+        """Nobody will answer: the next daemon asks."""

@@ -1,0 +1,342 @@
+"""An erasure's steps on one instance: its requests, keys, engines, ciphertext and ledger."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from kvrun.audit.errors import AuditError
+from kvrun.audit.record import Event, parse_time
+from kvrun.cache.store import CacheStore
+from kvrun.erasure.archive import CertificateArchive
+from kvrun.erasure.certificate import (
+    GpuEntry,
+    Outcome,
+    RequestKind,
+    RootEntry,
+    TierEntry,
+    VerificationEntry,
+)
+from kvrun.erasure.document import make_certificate, sign_statement
+from kvrun.erasure.errors import ErasureError
+from kvrun.erasure.job import ErasedKey, Job
+from kvrun.erasure.ledger import ErasureLedger
+from kvrun.erasure.plan import ErasureScope
+from kvrun.erasure.statement import StatementFacts, statement_of
+from kvrun.erasure.targets import EngineScrubber
+from kvrun.instance.instance import Instance
+from kvrun.instance.protocol import page_owner
+from kvrun.instance.transfers import Transfers
+from kvrun.keys.selection import KeySelection
+from kvrun.keys.service import DestroyedKey
+from kvrun.keys.signing import SigningKey
+
+_replace = msgspec.structs.replace
+_log = logging.getLogger(__name__)
+
+
+class ErasureFailedError(ErasureError):
+    """After an erasure something still opened; nothing is certified."""
+
+
+@dataclass(frozen=True, slots=True)
+class ErasureParts:
+    """What the steps act on. ``transfers`` is None where no server runs."""
+
+    instance: Instance
+    transfers: Transfers | None
+    ledger: ErasureLedger
+    archive: CertificateArchive
+    scrubber: EngineScrubber
+    signer: Callable[[], SigningKey]
+    facts: StatementFacts
+    now: Callable[[], float]
+    drain_timeout_s: float
+
+
+class InstanceSteps:
+    """The steps of one job; ``scope`` is None for a job that goes on after a restart.
+
+    ``refuse`` and ``admit`` begin and end the refusal of the scope's opens and stores.
+    """
+
+    def __init__(
+        self,
+        parts: ErasureParts,
+        scope: ErasureScope | None,
+        *,
+        refuse: Callable[[], None] = lambda: None,
+        admit: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._parts = parts
+        self._scope = scope
+        self._refuse = refuse
+        self._admit = admit
+        self._keys = KeySelection(parts.instance.keys)
+        self._revoked: list[int] = []
+
+    def tombstone(self, job: Job) -> Job:
+        """See :class:`kvrun.erasure.run.ErasureSteps`."""
+        scope = self._scope
+        if scope is None:
+            # Nothing was destroyed yet, and names are in no file: the request has to come again.
+            raise ErasureError(f"the erasure {job.id} ended with the daemon before it began")
+        self._refuse()
+        everything = scope.kind is RequestKind.DEPLOYMENT
+        found = self._keys.select(None if everything else scope.tenant, scope.session or None)
+        keys = [
+            ErasedKey(
+                key_id=key.key_id,
+                generation=key.generation,
+                tenant_ref=key.tenant_ref,
+                session_ref=key.session_ref,
+                owner=page_owner(key.salt).hex() if key.salt else "",
+            )
+            for key in found.keys
+        ]
+        return _replace(
+            job,
+            keys=keys,
+            canaries=list(found.canaries),
+            orphans=self._orphans(scope, keys),
+            root_id=self._keys.root().root_id.hex(),
+            epoch=found.epoch,
+            engines=self._parts.scrubber.engines(),
+        )
+
+    def drain(self, job: Job) -> Job:
+        """See :class:`kvrun.erasure.run.ErasureSteps`."""
+        parts = self._parts
+        if self._scope is not None:
+            self._revoked += parts.instance.revoke(self._scope.covers)
+            if parts.transfers is not None:
+                forced = parts.transfers.drain(self._revoked, parts.drain_timeout_s)
+                if forced:
+                    _log.warning("erasure %s zeroed %d slots of a silent worker", job.id, forced)
+        cache = parts.instance.cache
+        return _replace(job, keys=[_measured(cache, key) for key in job.keys])
+
+    def destroy(self, job: Job) -> Job:
+        """See :class:`kvrun.erasure.run.ErasureSteps`."""
+        parts = self._parts
+        job = self._enter(job)
+        ids = [key.key_id for key in job.keys]
+        destroyed = self._keys.destroy(ids)
+        parts.instance.revoke_destroyed()
+        for key in destroyed:
+            if key.session_ref:
+                parts.instance.journal.key_destroyed(
+                    key.tenant_ref, key.session_ref, key.key_id, Event.ERASED, key.reason
+                )
+        if job.kind is not RequestKind.DEPLOYMENT:
+            self._admit()
+        root = self._root(job, destroyed) if job.keys else None
+        return _replace(job, root=root, destroyed_at=parts.now())
+
+    def scrub(self, job: Job) -> Job:
+        """See :class:`kvrun.erasure.run.ErasureSteps`."""
+        if not job.sessions:
+            return job
+        outcome = self._parts.scrubber.scrub(
+            scrub_call(job),
+            [bytes.fromhex(key.owner) for key in job.keys if key.owner],
+            everything=job.kind is RequestKind.DEPLOYMENT,
+            engines=job.engines,
+        )
+        return _replace(
+            job,
+            gpu=GpuEntry(evicted=outcome.evicted, scrubbed=outcome.scrubbed, held=outcome.held),
+            unacknowledged=list(outcome.unacknowledged),
+            notes=list(outcome.notes),
+        )
+
+    def unlink(self, job: Job) -> Job:
+        """See :class:`kvrun.erasure.run.ErasureSteps`."""
+        cache = self._parts.instance.cache
+        failed = 0
+        for key in job.keys:
+            if key.session_ref:
+                dropped = cache.drop(key.tenant_ref, key.session_ref, epoch=key.generation)
+                failed += dropped.failed
+        orphan_blocks = orphan_bytes = 0
+        for tenant_ref, session_ref in job.orphans:
+            dropped = cache.drop(tenant_ref, session_ref)
+            failed += dropped.failed
+            orphan_blocks += dropped.blocks
+            orphan_bytes += dropped.bytes
+        self._admit()
+        tiers = [
+            TierEntry(
+                tier="memory",
+                blocks=sum(key.memory_blocks for key in job.keys),
+                bytes=sum(key.memory_bytes for key in job.keys),
+                unlinked=True,
+            ),
+            TierEntry(
+                tier="disk",
+                blocks=sum(key.disk_blocks for key in job.keys) + orphan_blocks,
+                bytes=sum(key.disk_bytes for key in job.keys) + orphan_bytes,
+                unlinked=not failed,
+            ),
+        ]
+        return _replace(job, tiers=tiers)
+
+    def prove(self, job: Job) -> Job:
+        """See :class:`kvrun.erasure.run.ErasureSteps`."""
+        if not job.keys:
+            return _replace(job, canaries=[], checks=[])
+        checks = [*self._key_checks(job), self._epoch_check(job), self._ciphertext_check(job)]
+        bad = [check for check in checks if check.outcome is Outcome.FAIL]
+        if bad:
+            raise ErasureFailedError(
+                f"the erasure {job.id} is not complete: "
+                + "; ".join(f"{check.name}: {check.detail}" for check in bad),
+                hint="Nothing was certified. Stop the daemon and keep its folder as it is.",
+            )
+        return _replace(job, canaries=[], checks=checks)
+
+    def certify(self, job: Job) -> Job:
+        """See :class:`kvrun.erasure.run.ErasureSteps`."""
+        job = self._enter(job)
+        # The same time again after a crash gives the same statement, and one record of it.
+        return self.issue(job, job.id, parse_time(job.steps[-1].at))
+
+    def issue(self, job: Job, certificate_id: str, issued_at: float) -> Job:
+        """Sign, log and store a certificate of this job under an id of its own."""
+        parts = self._parts
+        statement = statement_of(
+            job, parts.facts, certificate_id=certificate_id, issued_at=issued_at
+        )
+        signed = sign_statement(statement, parts.signer())
+        inclusion = parts.ledger.certified(job.id, job.workspace, job.deployment, signed.digest)
+        parts.archive.put(certificate_id, make_certificate(signed, inclusion))
+        return _replace(job, digest=signed.digest)
+
+    def _enter(self, job: Job) -> Job:
+        """Enter the keys into the ledger; a ledger that cannot be written keeps no key alive."""
+        if job.in_ledger or not job.keys:
+            return job
+        try:
+            self._parts.ledger.enter(job.id, job.workspace, job.deployment, job.keys)
+        except AuditError:
+            if job.destroyed_at:
+                raise
+            _log.exception("the erasure ledger cannot be written; it is tried again later")
+            return job
+        return _replace(job, in_ledger=True)
+
+    def _orphans(self, scope: ErasureScope, keys: list[ErasedKey]) -> list[tuple[str, str]]:
+        if scope.session:
+            return []
+        known = {(key.tenant_ref, key.session_ref) for key in keys}
+        tenants = {key.tenant_ref for key in keys if key.tenant_ref}
+        everything = scope.kind is RequestKind.DEPLOYMENT
+        return [
+            ref
+            for ref in self._parts.instance.cache.session_refs()
+            if ref not in known and (everything or ref[0] in tenants)
+        ]
+
+    def _root(self, job: Job, destroyed: list[DestroyedKey]) -> RootEntry:
+        if destroyed:
+            evidence = destroyed[0].evidence
+            return RootEntry(
+                kind=evidence.root_kind,
+                root_id=job.root_id,
+                epoch_destroyed=evidence.epoch_destroyed,
+                evidence=evidence.method,
+                read_back=evidence.read_back.value,
+            )
+        if job.root is not None:
+            return job.root
+        return RootEntry(
+            kind=self._keys.root().kind,
+            root_id=job.root_id,
+            epoch_destroyed=job.epoch,
+            evidence="destroyed before a restart, which finished what was left to do",
+        )
+
+    def _key_checks(self, job: Job) -> list[VerificationEntry]:
+        living = self._keys.living([key.key_id for key in job.keys])
+        opened = self._keys.opens(job.canaries)
+        canary = Outcome.FAIL if opened else Outcome.PASS
+        detail = f"{len(opened)} of {len(job.canaries)} copies of wrapped keys open"
+        if not job.canaries:
+            canary, detail = Outcome.SKIPPED, "no session's key could be opened before either"
+        assert job.root is not None
+        return [
+            VerificationEntry(name="canary", outcome=canary, detail=detail),
+            VerificationEntry(
+                name="key_lookup",
+                outcome=Outcome.FAIL if living else Outcome.PASS,
+                detail=f"{len(living)} of {len(job.keys)} keys exist",
+            ),
+            VerificationEntry(
+                name="slot_read_back",
+                outcome=Outcome.PASS if job.root.read_back else Outcome.SKIPPED,
+                detail=f"zeros, read {job.root.read_back}"
+                if job.root.read_back
+                else "a restart finished the destruction",
+            ),
+        ]
+
+    def _epoch_check(self, job: Job) -> VerificationEntry:
+        assert job.root is not None
+        if self._keys.root().root_id.hex() != job.root_id:
+            detail = "the root of that time is no more"
+            return VerificationEntry(name="epoch_key", outcome=Outcome.PASS, detail=detail)
+        lives = self._keys.epoch_lives(job.root.epoch_destroyed)
+        return VerificationEntry(
+            name="epoch_key",
+            outcome=Outcome.FAIL if lives else Outcome.PASS,
+            detail=f"epoch {job.root.epoch_destroyed} is {'still' if lives else 'not'} at the root",
+        )
+
+    def _ciphertext_check(self, job: Job) -> VerificationEntry:
+        cache = self._parts.instance.cache
+        left = sum(
+            sum(cache.measure(key.tenant_ref, key.session_ref)[::2])
+            for key in job.keys
+            if key.session_ref
+        )
+        return VerificationEntry(
+            name="ciphertext",
+            outcome=Outcome.SKIPPED if left else Outcome.PASS,
+            detail=f"{left} unreadable blocks are left",
+        )
+
+
+def scrub_call(job: Job) -> int:
+    """The number under which engines are asked for this job."""
+    return int(job.id[:15], 16)
+
+
+def process_runs(pid: int) -> bool:
+    """Whether there is a process of that id."""
+    with contextlib.suppress(ProcessLookupError):
+        try:
+            os.kill(pid, 0)
+        except PermissionError:
+            return True
+        return True
+    return False
+
+
+def _measured(cache: CacheStore, key: ErasedKey) -> ErasedKey:
+    if not key.session_ref:
+        return key
+    memory_blocks, memory_bytes, disk_blocks, disk_bytes = cache.measure(
+        key.tenant_ref, key.session_ref
+    )
+    return _replace(
+        key,
+        memory_blocks=memory_blocks,
+        memory_bytes=memory_bytes,
+        disk_blocks=disk_blocks,
+        disk_bytes=disk_bytes,
+    )

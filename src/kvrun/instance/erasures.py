@@ -1,0 +1,348 @@
+"""Erasures of one deployment: planned, run one after the other where they overlap, and resumed."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from kvrun.audit.errors import AuditError
+from kvrun.audit.record import Event
+from kvrun.erasure.certificate import ChildEntry, GpuEntry, RequestKind
+from kvrun.erasure.commitment import SALT_BYTES, ErasedSubject, commit, make_opening
+from kvrun.erasure.document import make_certificate, sign_statement
+from kvrun.erasure.errors import ErasureError
+from kvrun.erasure.job import ID_BYTES, Job, JobState, JobStore
+from kvrun.erasure.plan import (
+    ErasureScope,
+    Plan,
+    TierCount,
+    add_tiers,
+    check_token,
+    make_token,
+    needs_token,
+)
+from kvrun.erasure.run import run_job
+from kvrun.erasure.statement import parent_statement
+from kvrun.erasure.targets import ScrubOutcome
+from kvrun.instance.erasing import ErasureParts, InstanceSteps, process_runs, scrub_call
+from kvrun.keys.selection import KeySelection, SelectedKey
+
+_replace = msgspec.structs.replace
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ErasureRequest:
+    """Who asks for what. ``confirm`` is a plan's token; ``confirmed`` says that none is needed,
+    because the caller had another one checked."""
+
+    scope: ErasureScope
+    requester: str
+    reference: str = ""
+    legal_basis: str = ""
+    confirm: str = ""
+    confirmed: bool = False
+
+
+class ErasedSession(msgspec.Struct, frozen=True):
+    """A session that an erasure reached."""
+
+    tenant_ref: str
+    session_ref: str
+    generation: int
+    memory_blocks: int
+    disk_blocks: int
+
+
+class ErasureResult(msgspec.Struct, frozen=True, kw_only=True):
+    """A finished erasure. ``opening`` proves whom it is about; it is given out here only."""
+
+    id: str
+    certificate: str
+    claim_class: str
+    erased: list[ErasedSession]
+    unacknowledged: list[str]
+    opening: str
+    digest: str
+
+
+class Erasures:
+    """Plans and runs them. Thread-safe; ``token_key`` authenticates plans (32 bytes).
+
+    ``on_erased(scope)`` is told when a scope's keys are gone.
+    """
+
+    def __init__(
+        self,
+        parts: ErasureParts,
+        jobs: JobStore,
+        token_key: bytes,
+        *,
+        random_bytes: Callable[[int], bytes] = os.urandom,
+        on_erased: Callable[[ErasureScope], None] = lambda scope: None,
+    ) -> None:
+        self.on_erased = on_erased
+        self._parts = parts
+        self._jobs = jobs
+        self._token_key = token_key
+        self._random_bytes = random_bytes
+        self._keys = KeySelection(parts.instance.keys)
+        self._changed = threading.Condition()
+        self._running: list[ErasureScope] = []
+        self._refused: tuple[ErasureScope, ...] = ()
+        self._late = threading.RLock()
+        self._early: dict[int, ScrubOutcome] = {}
+        parts.instance.is_being_erased = self._is_refused
+
+    def plan(self, scope: ErasureScope) -> Plan:
+        """What an erasure of the scope would reach now, with the token to confirm it."""
+        instance = self._parts.instance
+        found = self._select(scope)
+        tiers: list[TierCount] = []
+        for key in found:
+            if key.session_ref:
+                blocks = instance.cache.measure(key.tenant_ref, key.session_ref)
+                tiers.append(TierCount(tier="memory", blocks=blocks[0], bytes=blocks[1]))
+                tiers.append(TierCount(tier="disk", blocks=blocks[2], bytes=blocks[3]))
+        sessions = [key for key in found if key.generation]
+        tenants = len({key.tenant_ref for key in found})
+        token = ""
+        if needs_token(scope):
+            token = make_token(
+                self._token_key,
+                scope,
+                tenants=tenants,
+                sessions=len(sessions),
+                now=self._parts.now(),
+            )
+        return Plan(
+            kind=scope.kind,
+            workspace=instance.workspace,
+            deployment=instance.deployment,
+            tenants=tenants,
+            sessions=len(sessions),
+            requests=sum(
+                scope.covers(handle.keys.scope.tenant, handle.keys.scope.session)
+                for handle in instance.handles
+                if handle.finished_at is None
+            ),
+            tiers=add_tiers(tiers),
+            claim_class=instance.keys.claim.value,
+            token=token,
+        )
+
+    def erase(self, request: ErasureRequest) -> ErasureResult:
+        """Erase and certify; returns when the certificate is stored.
+
+        Raises ConfirmationError without a good token where one is needed, and what a step raises.
+        """
+        scope, parts = request.scope, self._parts
+        if needs_token(scope) and not request.confirmed:
+            found = self._select(scope)
+            check_token(
+                self._token_key,
+                request.confirm,
+                scope,
+                tenants=len({key.tenant_ref for key in found}),
+                sessions=sum(1 for key in found if key.generation),
+                now=parts.now(),
+            )
+        job, opening = self._new_job(request)
+        with self._alone(scope):
+            steps = InstanceSteps(
+                parts,
+                scope,
+                refuse=lambda: self._refuse(scope),
+                admit=lambda: self._admit(scope),
+            )
+            try:
+                done = run_job(job, steps, save=self._jobs.save, now=parts.now)
+            finally:
+                self._admit(scope)
+        with self._late:
+            early = self._early.pop(scrub_call(done), None)
+            if early is not None:
+                self.acknowledged(scrub_call(done), early)
+        return self._result(done, opening)
+
+    def resume(self) -> int:
+        """Finish what a crash cut short; call it before anything is served. How many there were.
+
+        Raises what a step raises while keys are not destroyed: they must not be served then.
+        """
+        count = 0
+        for job in self._jobs.jobs():
+            if job.unacknowledged:
+                self._expect(job)
+            if job.state is JobState.CERTIFIED:
+                continue
+            count += 1
+            try:
+                run_job(
+                    job,
+                    InstanceSteps(self._parts, None),
+                    save=self._jobs.save,
+                    now=self._parts.now,
+                )
+            except (ErasureError, AuditError):
+                found = self._jobs.load(job.id) or job
+                if self._keys.living([key.key_id for key in found.keys]):
+                    raise
+                _log.exception("the erasure %s cannot be certified yet", job.id)
+        return count
+
+    def replay(self) -> int:
+        """Destroy again what the ledger says was destroyed, and is back from an older copy."""
+        again = self._keys.living(self._parts.ledger.destroyed_keys)
+        if not again:
+            return 0
+        _log.warning("%d erased keys were put back from an older copy; destroying them", len(again))
+        for key in self._keys.destroy(again):
+            if key.session_ref:
+                self._parts.instance.cache.drop(
+                    key.tenant_ref, key.session_ref, epoch=key.generation
+                )
+                self._parts.instance.journal.key_destroyed(
+                    key.tenant_ref, key.session_ref, key.key_id, Event.ERASED, "ledger"
+                )
+        return len(again)
+
+    def acknowledged(self, call: int, outcome: ScrubOutcome) -> None:
+        """An engine confirmed after the deadline: an addendum says so."""
+        with self._late:
+            for job in self._jobs.jobs():
+                if scrub_call(job) != call:
+                    continue
+                if job.state is not JobState.CERTIFIED:
+                    self._early[call] = outcome
+                    continue
+                gpu = GpuEntry(
+                    evicted=outcome.evicted, scrubbed=outcome.scrubbed, held=outcome.held
+                )
+                later = _replace(
+                    job,
+                    gpu=gpu,
+                    unacknowledged=list(outcome.unacknowledged),
+                    addenda=job.addenda + 1,
+                )
+                steps = InstanceSteps(self._parts, None)
+                name = f"{job.id}-{later.addenda}"
+                self._jobs.save(steps.issue(later, name, self._parts.now()))
+
+    def parent(
+        self, request: ErasureRequest, children: list[ChildEntry]
+    ) -> tuple[str, Path, bytes]:
+        """Certify what became of a user in several deployments; id, path and opening."""
+        parts = self._parts
+        job, opening = self._new_job(request)
+        statement = parent_statement(job, children, parts.facts, issued_at=parts.now())
+        signed = sign_statement(statement, parts.signer())
+        inclusion = parts.ledger.certified(job.id, job.workspace, job.deployment, signed.digest)
+        path = parts.archive.put(job.id, make_certificate(signed, inclusion))
+        return job.id, path, opening
+
+    def certificate(self, erasure_id: str) -> bytes | None:
+        """The certificate of an erasure, if there is one."""
+        return self._parts.archive.get(erasure_id)
+
+    def close(self) -> None:
+        """Let the ledger go."""
+        self._parts.ledger.close()
+
+    def _select(self, scope: ErasureScope) -> tuple[SelectedKey, ...]:
+        everything = scope.kind is RequestKind.DEPLOYMENT
+        return self._keys.select(None if everything else scope.tenant, scope.session or None).keys
+
+    def _new_job(self, request: ErasureRequest) -> tuple[Job, bytes]:
+        scope, instance = request.scope, self._parts.instance
+        ids = {RequestKind.SESSION: scope.session, RequestKind.DEPLOYMENT: instance.deployment}
+        subject = ErasedSubject(
+            kind=scope.kind,
+            id=ids.get(scope.kind, scope.tenant),
+            workspace=instance.workspace,
+            deployment=instance.deployment,
+            tenant=scope.tenant if scope.session else "",
+        )
+        opening = make_opening(subject, self._random_bytes(SALT_BYTES))
+        job = Job(
+            id=self._random_bytes(ID_BYTES).hex(),
+            kind=scope.kind,
+            workspace=instance.workspace,
+            deployment=instance.deployment,
+            requester=_printable(request.requester),
+            reference=_printable(request.reference),
+            legal_basis=_printable(request.legal_basis),
+            requested_at=self._parts.now(),
+            commitments=[commit(opening)],
+        )
+        return job, opening
+
+    def _result(self, job: Job, opening: bytes) -> ErasureResult:
+        held = bool(job.keys)
+        return ErasureResult(
+            id=job.id,
+            certificate=str(self._parts.archive.path(job.id)),
+            claim_class=self._parts.facts.claim.value if held else "",
+            erased=[
+                ErasedSession(
+                    key.tenant_ref,
+                    key.session_ref,
+                    key.generation,
+                    key.memory_blocks,
+                    key.disk_blocks,
+                )
+                for key in job.sessions
+            ],
+            unacknowledged=job.unacknowledged,
+            opening=opening.decode(),
+            digest=job.digest,
+        )
+
+    def _expect(self, job: Job) -> None:
+        alive = [pid for pid in job.engines if process_runs(pid)]
+        if alive:
+            owners = [bytes.fromhex(key.owner) for key in job.keys if key.owner]
+            self._parts.scrubber.expect(scrub_call(job), owners, alive)
+        elif job.state is JobState.CERTIFIED:
+            # Those engines ended, and their memory with them.
+            gpu = job.gpu
+            self.acknowledged(scrub_call(job), ScrubOutcome(gpu.evicted, gpu.scrubbed, gpu.held))
+
+    @contextmanager
+    def _alone(self, scope: ErasureScope) -> Iterator[None]:
+        """Erasures that could reach the same session run one after the other."""
+        with self._changed:
+            while any(scope.overlaps(other) for other in self._running):
+                self._changed.wait()
+            self._running.append(scope)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._running.remove(scope)
+                self._changed.notify_all()
+
+    def _refuse(self, scope: ErasureScope) -> None:
+        with self._changed:
+            self._refused = (*self._refused, scope)
+
+    def _admit(self, scope: ErasureScope) -> None:
+        with self._changed:
+            refused = scope in self._refused
+            self._refused = tuple(other for other in self._refused if other != scope)
+        if refused:
+            self.on_erased(scope)
+
+    def _is_refused(self, tenant: str, session: str) -> bool:
+        return any(scope.covers(tenant, session) for scope in self._refused)
+
+
+def _printable(text: str) -> str:
+    return "".join(char for char in text if char.isprintable())[:200]

@@ -1,0 +1,253 @@
+"""What an instance consists of behind its socket, opened in order and closed in reverse."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from kvrun.audit.checkpoint import Ed25519Signer
+from kvrun.audit.writer import AuditLimits, AuditLog, AuditMode
+from kvrun.cache.disk import DiskTier
+from kvrun.cache.memory import MemoryTier
+from kvrun.cache.state import BlockOwner
+from kvrun.cache.store import CacheStore
+from kvrun.claims.verify import ClaimVerifier
+from kvrun.config import KvrunConfig
+from kvrun.erasure.archive import FOLDER_NAME, CertificateArchive
+from kvrun.erasure.certificate import SnapshotRetention
+from kvrun.erasure.job import JobStore
+from kvrun.erasure.ledger import ErasureLedger
+from kvrun.erasure.plan import TOKEN_KEY_BYTES
+from kvrun.erasure.statement import StatementFacts
+from kvrun.erasure.targets import EngineScrubber
+from kvrun.errors import KvrunError
+from kvrun.filelock import FileTakenError, hold_file
+from kvrun.instance.erasing import ErasureParts
+from kvrun.instance.erasures import Erasures
+from kvrun.instance.instance import Instance
+from kvrun.instance.journal import POLICY_REVISION, Journal
+from kvrun.instance.transfers import Transfers
+from kvrun.keys.filesystem import ClaimClass
+from kvrun.keys.open_root import open_root as open_key_root
+from kvrun.keys.root import Root
+from kvrun.keys.service import KeyLimits, KeyService
+from kvrun.keys.signing import KeyPurpose, SigningRing
+
+_DRAIN_TIMEOUT_S = 2.0
+_log = logging.getLogger(__name__)
+
+
+class InstanceBusyError(KvrunError):
+    """Another daemon works on the same data folder."""
+
+    exit_code = 3
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceParts:
+    """An instance without a server. ``log_id`` names its log, and the instance."""
+
+    instance: Instance
+    journal: Journal
+    log: AuditLog
+    log_id: str
+    root: Root
+    memory: MemoryTier[BlockOwner]
+    signing: SigningRing
+
+
+@contextlib.contextmanager
+def open_parts(
+    config: KvrunConfig,
+    claim_keys: Sequence[Ed25519PublicKey] = (),
+    *,
+    memory_bytes: int | None = None,
+) -> Iterator[InstanceParts]:
+    """Keys, log, cache and the instance over them; the caller holds the data folder's lock.
+
+    ``memory_bytes`` replaces the configured size of the memory tier.
+    """
+    layout = config.layout
+    workspace, deployment = config.deployment.workspace, config.deployment.name
+    with contextlib.ExitStack() as stack:
+        root = open_root(config)
+        keys = KeyService.open(
+            layout.keys,
+            root,
+            strict_memory=config.deployment.strict,
+            workspace=workspace,
+            deployment=deployment,
+            limits=KeyLimits(
+                idle_timeout_s=config.keys.idle_timeout_s,
+                absolute_timeout_s=config.keys.absolute_timeout_s,
+                max_sessions_per_tenant=config.keys.max_sessions_per_tenant,
+            ),
+            now=time.time,
+        )
+        stack.callback(keys.close)
+        log_id = f"{workspace}/{deployment}/{socket.gethostname()}"
+        ring = SigningRing(layout.signing_keys, now=time.time)
+        signing_key = ring.load_or_create(KeyPurpose.CHECKPOINT).private_key
+        log = AuditLog.open(
+            layout.audit,
+            log_id=log_id,
+            signer=Ed25519Signer(log_id, signing_key),
+            now=time.time,
+            mode=AuditMode(config.audit.mode),
+            limits=AuditLimits(
+                segment_bytes=config.audit.segment_bytes,
+                segment_seconds=config.audit.segment_max_age_s,
+                heartbeat_seconds=config.audit.heartbeat_s,
+            ),
+        )
+        stack.callback(log.close)
+        journal = Journal(log, workspace, deployment)
+        stack.callback(journal.write_owed)
+        memory = MemoryTier[BlockOwner](memory_bytes or config.instance.memory_bytes)
+        disk = None
+        if not config.deployment.stateless and config.instance.disk_bytes:
+            disk = DiskTier(
+                layout.storage(workspace, deployment), max_bytes=config.instance.disk_bytes
+            )
+        cache = CacheStore(
+            memory=memory,
+            disk=disk,
+            on_event=journal.cache_event,
+            may_persist=lambda _tenant, _session: journal.available,
+        )
+        stack.callback(cache.close)
+        instance = Instance(
+            workspace=workspace,
+            deployment=deployment,
+            stateless=config.deployment.stateless,
+            keys=keys,
+            cache=cache,
+            journal=journal,
+            verifier=ClaimVerifier(claim_keys, deployment, time.time, workspace=workspace),
+            now=time.time,
+        )
+        yield InstanceParts(instance, journal, log, log_id, root, memory, ring)
+
+
+@contextlib.contextmanager
+def open_erasures(
+    config: KvrunConfig,
+    parts: InstanceParts,
+    transfers: Transfers | None,
+    scrubber: EngineScrubber,
+) -> Iterator[Erasures]:
+    """The erasures of these parts, with what a crash cut short finished.
+
+    Keys of the ledger that an older copy brought back are destroyed again before this returns.
+    """
+    layout = config.layout
+    log_id = f"{parts.log_id}/erasures"
+    checkpoint_key = parts.signing.load_or_create(KeyPurpose.CHECKPOINT).private_key
+    parts.signing.load_or_create(KeyPurpose.CERTIFICATE)  # so that a trust anchor has it
+    jobs = JobStore(layout.erasure / "jobs")
+    ledger = ErasureLedger.open(
+        layout.erasure / "ledger",
+        log_id=log_id,
+        signer=Ed25519Signer(log_id, checkpoint_key),
+        now=time.time,
+    )
+    with contextlib.closing(ledger):
+        erasures = Erasures(
+            ErasureParts(
+                instance=parts.instance,
+                transfers=transfers,
+                ledger=ledger,
+                archive=CertificateArchive(certificates_folder(config)),
+                scrubber=scrubber,
+                signer=lambda: parts.signing.load_or_create(KeyPurpose.CERTIFICATE),
+                facts=StatementFacts(
+                    claim=parts.root.facts.claim,
+                    retention=SnapshotRetention(
+                        root=config.erasure.root_snapshot_days or 0,
+                        machine=config.erasure.machine_snapshot_days,
+                    ),
+                    policy_revision=POLICY_REVISION,
+                    log_id=log_id,
+                ),
+                now=time.time,
+                drain_timeout_s=_DRAIN_TIMEOUT_S,
+            ),
+            jobs,
+            _token_key(layout.erasure / "token.key"),
+        )
+        erasures.replay()
+        erasures.resume()
+        yield erasures
+
+
+def certificates_folder(config: KvrunConfig) -> Path:
+    """Where the deployment's certificates are in Storage."""
+    deployment = config.deployment
+    return config.layout.storage(deployment.workspace, deployment.name) / FOLDER_NAME
+
+
+def open_root(config: KvrunConfig) -> Root:
+    """The key root that the configuration names; a warning where it proves no erasure."""
+    root = open_key_root(
+        config.keys,
+        config.layout.data_dir,
+        strict=config.deployment.strict,
+        snapshot_days=config.erasure.root_snapshot_days,
+    )
+    if root.facts.claim is ClaimClass.LOGICAL:
+        _log.warning(
+            "the %s root can only delete keys, not prove that they are gone: erasures end in a key "
+            "deletion record, not in a certificate (%s)",
+            root.facts.kind,
+            root.facts.reason,
+        )
+    return root
+
+
+@contextlib.contextmanager
+def folder_lock(folder: Path) -> Iterator[None]:
+    """Be the one process that works on a data folder.
+
+    Raises InstanceBusyError, or KvrunError where the folder cannot be used.
+    """
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = hold_file(folder / "instance.lock", str(os.getpid()))
+    except FileTakenError as error:
+        raise InstanceBusyError(
+            f"another instance daemon (process {error.holder or '?'}) works on {folder}",
+            hint="stop it, or give this one a data folder of its own",
+        ) from error
+    except OSError as error:
+        raise KvrunError(
+            f"the data folder {folder} cannot be used: {error.strerror}",
+            hint="instance.data_dir must be a folder that the daemon's user can write",
+        ) from error
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _token_key(path: Path) -> bytes:
+    """The key that authenticates plans; made on first use."""
+    try:
+        if path.exists() and path.stat().st_size == TOKEN_KEY_BYTES:
+            return path.read_bytes()
+        key = os.urandom(TOKEN_KEY_BYTES)
+        path.unlink(missing_ok=True)
+        with os.fdopen(
+            os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb"
+        ) as file:
+            file.write(key)
+        return key
+    except OSError as error:
+        raise KvrunError(f"{path} cannot be used: {error.strerror}") from error

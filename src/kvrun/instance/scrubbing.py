@@ -1,0 +1,161 @@
+"""Asking connected engines to evict and zero the pages of erased sessions."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+
+from kvrun.audit.record import format_time
+from kvrun.erasure.targets import ScrubOutcome
+from kvrun.instance.erasing import process_runs
+from kvrun.instance.protocol import Scrub, Scrubbed
+
+Send = Callable[[Scrub], None]
+
+
+@dataclass(slots=True)
+class _Engine:
+    """A connected scheduler. ``send`` may be called from any thread."""
+
+    pid: int
+    software: str
+    scrubs: bool
+    send: Send
+
+
+@dataclass(slots=True)
+class _Call:
+    """One question, and who still owes its answer: peers that were asked, or processes that were
+    away."""
+
+    message: Scrub
+    asked: dict[Hashable, int] = field(default_factory=dict)
+    away: set[int] = field(default_factory=set)
+    answers: dict[int, Scrubbed] = field(default_factory=dict)
+    waiting: bool = True
+
+    @property
+    def owed(self) -> bool:
+        return bool(self.asked or self.away)
+
+
+class SchedulerScrubber:
+    """An ``EngineScrubber`` over the schedulers of one daemon. Thread-safe.
+
+    ``on_late(call, outcome)`` is called, from a thread of its own, when an engine confirms after
+    the deadline. Nobody is waited for before ``listening`` is set.
+    """
+
+    def __init__(self, *, deadline_s: float, wall: Callable[[], float] = time.time) -> None:
+        self.on_late: Callable[[int, ScrubOutcome], None] = lambda call, outcome: None
+        self.listening = False
+        self._deadline_s = deadline_s
+        self._wall = wall
+        self._changed = threading.Condition()
+        self._engines: dict[Hashable, _Engine] = {}
+        self._calls: dict[int, _Call] = {}
+
+    def connected(
+        self, peer: Hashable, *, pid: int, software: str, scrubs: bool, send: Send
+    ) -> None:
+        """A scheduler said hello: it is asked what its process still owes."""
+        with self._changed:
+            self._engines[peer] = _Engine(pid, software, scrubs, send)
+            if not scrubs:
+                return
+            for call in self._calls.values():
+                if pid in call.away:
+                    call.away.discard(pid)
+                    call.asked[peer] = pid
+                    send(call.message)
+
+    def disconnected(self, peer: Hashable) -> None:
+        """A scheduler is gone; if its process lives on, it owes its answers still."""
+        with self._changed:
+            self._engines.pop(peer, None)
+            for call in self._calls.values():
+                pid = call.asked.pop(peer, None)
+                if pid is not None:
+                    call.away.add(pid)
+            self._changed.notify_all()
+
+    def answered(self, peer: Hashable, message: Scrubbed) -> None:
+        """A scheduler confirmed."""
+        with self._changed:
+            call = self._calls.get(message.call)
+            if call is None:
+                return
+            pid = call.asked.pop(peer, None)
+            engine = self._engines.get(peer)
+            if pid is None and engine is not None:
+                pid = engine.pid  # an addendum: what was held is zeroed now
+            if pid is None:
+                return
+            call.answers[pid] = message
+            self._changed.notify_all()
+            if call.waiting:
+                return
+            outcome = self._outcome(call)
+            if not call.owed and not outcome.held:
+                del self._calls[message.call]
+        threading.Thread(
+            target=self.on_late, args=(message.call, outcome), name="kvrun-scrubbed", daemon=True
+        ).start()
+
+    def expect(self, call: int, owners: Sequence[bytes], pids: Sequence[int]) -> None:
+        """See :class:`kvrun.erasure.targets.EngineScrubber`."""
+        message = Scrub(call, tuple(owners), everything=not owners)
+        with self._changed:
+            self._calls[call] = _Call(message, away=set(pids), waiting=False)
+
+    def engines(self) -> list[int]:
+        """See :class:`kvrun.erasure.targets.EngineScrubber`."""
+        with self._changed:
+            return sorted({engine.pid for engine in self._engines.values() if engine.scrubs})
+
+    def scrub(
+        self, call: int, owners: Sequence[bytes], *, everything: bool, engines: Sequence[int]
+    ) -> ScrubOutcome:
+        """See :class:`kvrun.erasure.targets.EngineScrubber`."""
+        message = Scrub(call, tuple(owners), everything=everything)
+        asked = _Call(message)
+        deadline = time.monotonic() + (self._deadline_s if self.listening else 0.0)
+        with self._changed:
+            notes = sorted(
+                f"Pages in engine memory ({engine.software}, process {engine.pid}): this engine"
+                " zeroes none. Nothing can find them, and they are overwritten when reused."
+                for engine in self._engines.values()
+                if not engine.scrubs
+            )
+            for peer, engine in self._engines.items():
+                if engine.scrubs:
+                    asked.asked[peer] = engine.pid
+                    engine.send(message)
+            here = {engine.pid for engine in self._engines.values()}
+            asked.away = {pid for pid in engines if pid not in here and process_runs(pid)}
+            self._calls[call] = asked
+            while asked.owed:
+                rest = deadline - time.monotonic()
+                if rest <= 0 or not self._changed.wait(rest):
+                    break
+                asked.away = {pid for pid in asked.away if process_runs(pid)}
+            asked.waiting = False
+            outcome = self._outcome(asked)
+            if not asked.owed and not outcome.held:
+                del self._calls[call]
+        return ScrubOutcome(
+            outcome.evicted, outcome.scrubbed, outcome.held, outcome.unacknowledged, tuple(notes)
+        )
+
+    def _outcome(self, call: _Call) -> ScrubOutcome:
+        answers = call.answers.values()
+        since = format_time(self._wall())
+        owed = sorted({*call.asked.values(), *call.away})
+        return ScrubOutcome(
+            sum(answer.evicted for answer in answers),
+            sum(answer.scrubbed for answer in answers),
+            sum(answer.held for answer in answers),
+            tuple(f"engine process {pid}: not confirmed at {since}" for pid in owed),
+        )

@@ -1,0 +1,121 @@
+"""Which keys an erasure reaches, and destroying exactly those, whatever was created since.
+
+An erasure that goes on after a crash knows key ids only: names were never written down.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from kvrun.keys.canary import KeyCanary, canary_opens, take_canary
+from kvrun.keys.errors import KeyUnavailableError
+from kvrun.keys.hierarchy import prefix_salt, session_ref
+from kvrun.keys.keyring import Keyring
+from kvrun.keys.ring_entries import SessionEntry, TenantEntry
+from kvrun.keys.root import RootFacts
+from kvrun.keys.service import DestroyedKey, KeyService
+
+_MAX_CANARIES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class SelectedKey:
+    """A live key: a session's, or with an empty ``session_ref`` and generation 0 a tenant's own.
+
+    References and salt are empty where the slot does not open; the key is destroyed all the same.
+    """
+
+    key_id: str
+    generation: int
+    tenant_ref: str
+    session_ref: str
+    salt: str
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The keys of a scope, copies of some of them as they stand on disk, and the live epoch."""
+
+    keys: tuple[SelectedKey, ...]
+    canaries: tuple[KeyCanary, ...]
+    epoch: int
+
+
+class KeySelection:
+    """Looks into one key service. Thread-safe, like it."""
+
+    def __init__(self, service: KeyService) -> None:
+        self._service = service
+
+    def select(self, tenant: str | None, session: str | None) -> Selection:
+        """A session's key, or a tenant's, or (None, None) every key."""
+        service = self._service
+        with self._ring() as ring:
+            if tenant is None:
+                tenants: Sequence[TenantEntry] = ring.tenants()
+            else:
+                owner = ring.find_tenant(tenant)
+                tenants = [] if owner is None else [owner]
+            if tenant is not None and session is not None:
+                one = ring.find(tenant, session)
+                sessions = [] if one is None else [one]
+                tenants = []
+            else:
+                sessions = [entry for owner in tenants for entry in owner.sessions.values()]
+            found = [self._selected(entry) for entry in sessions]
+            for owner in tenants:
+                try:
+                    ref = ring.tenant_ref(owner)
+                except KeyUnavailableError:
+                    ref = ""
+                found.append(SelectedKey(owner.key_id.hex(), 0, ref, "", ""))
+            copies = [take_canary(ring, entry) for entry in sessions[:_MAX_CANARIES]]
+            canaries = tuple(c for c in copies if c is not None and canary_opens(ring, c))
+            return Selection(tuple(found), canaries, service.epoch)
+
+    def living(self, key_ids: Collection[str]) -> list[str]:
+        """Those of the ids whose keys still exist."""
+        with self._ring() as ring:
+            wanted = set(key_ids)
+            entries: list[SessionEntry | TenantEntry] = [*ring.sessions(), *ring.tenants()]
+            return [key_id for e in entries if (key_id := e.key_id.hex()) in wanted]
+
+    def destroy(self, key_ids: Collection[str]) -> list[DestroyedKey]:
+        """Destroy those of the keys that exist, in one rotation."""
+        return self._service.destroy_keys(key_ids) if key_ids else []
+
+    def opens(self, canaries: Sequence[KeyCanary]) -> list[KeyCanary]:
+        """Those of the copies that some key still opens; empty is the proof."""
+        with self._ring() as ring:
+            return [canary for canary in canaries if canary_opens(ring, canary)]
+
+    def epoch_lives(self, epoch: int) -> bool:
+        """Whether the root still holds the epoch's key."""
+        with self._ring() as ring:
+            return epoch in ring.store.root.epochs()
+
+    def root(self) -> RootFacts:
+        """What the root is."""
+        with self._ring() as ring:
+            return ring.store.root.facts
+
+    @contextmanager
+    def _ring(self) -> Iterator[Keyring]:
+        service = self._service
+        with service._lock:
+            service._check_open()
+            yield service._ring
+
+    def _selected(self, entry: SessionEntry) -> SelectedKey:
+        key_id = entry.key_id.hex()
+        with self._ring() as ring:
+            try:
+                with ring.opened(entry) as opened:
+                    scope = opened.scope
+                    salt = prefix_salt(
+                        opened.salt_seed, scope.deployment, scope.tenant, scope.session
+                    )
+                    ref = session_ref(opened.name_key, scope)
+                    return SelectedKey(key_id, entry.generation, opened.tenant_ref, ref, salt)
+            except KeyUnavailableError:
+                return SelectedKey(key_id, entry.generation, "", "", "")
