@@ -218,7 +218,8 @@ def rewrite_with_the_key(world: World) -> None:
     world.sign()
 
 
-def omit_a_record_with_the_key(world: World) -> None:
+def never_write_a_record(world: World) -> None:
+    """With the key, and after the remembered size: as if the operation had not been recorded."""
     lines = world.lines()
     del lines[50]
     world.write(rehash(lines))
@@ -260,6 +261,34 @@ def replay_a_whole_other_log(world: World) -> None:
     other = honest(world.folder.parent / "other", "kvrun.test/instances/two")
     shutil.rmtree(world.folder)
     shutil.copytree(other.folder, world.folder)
+
+
+def cut_the_tail_with_its_checkpoint(world: World) -> None:
+    note = (world.early / "checkpoint").read_bytes()
+    world.write(world.lines()[: int(note.split(b"\n")[1])])
+    (world.folder / "checkpoint").write_bytes(note)
+
+
+def change_what_came_after_the_remembered_size(world: World) -> None:
+    lines = world.lines()
+    lines[50] = edit(lines[50])
+    world.write(rehash(lines))
+    world.sign()
+
+
+def set_the_clock_forward(world: World) -> None:
+    world.clock.time += 86_400
+    _one_more(world)
+
+
+def run_a_clock_that_was_wrong_all_along(world: World) -> None:
+    lines = []
+    for line in world.lines():
+        record = json.loads(line)
+        record["ts"] = record["ts"].replace("2023-11-14T", "2023-11-12T")
+        lines.append(json.dumps(record).encode())
+    world.write(rehash(lines))
+    world.sign()
 
 
 def set_the_clock_back(world: World) -> None:
@@ -316,6 +345,7 @@ ATTACKS = [
     _attack(delete_the_records, (COM, Code.LOG_MISSING)),
     _attack(delete_everything, remembered=((COM, Code.LOG_MISSING),)),
     _attack(roll_the_disk_back, remembered=((COM, Code.ROLLED_BACK),)),
+    _attack(cut_the_tail_with_its_checkpoint, remembered=((COM, Code.ROLLED_BACK),)),
     _attack(rewrite_without_the_key, (INT, Code.ROOT_MISMATCH)),
     _attack(rewrite_with_the_key, remembered=((INT, Code.FORKED),)),
     _attack(fork_before_the_remembered_size, remembered=((INT, Code.FORKED),)),
@@ -328,4 +358,12 @@ ATTACKS = [
     ),
     _attack(set_the_clock_back, (FRE, Code.CLOCK_BACKWARDS)),
     _attack(never_write_for_an_hour, (FRE, Code.SILENCE), remembered=((INT, Code.FORKED),)),
+]
+
+# Neither the log nor a remembered checkpoint shows these.
+BEYOND = [
+    never_write_a_record,
+    change_what_came_after_the_remembered_size,
+    set_the_clock_forward,
+    run_a_clock_that_was_wrong_all_along,
 ]

@@ -1,16 +1,30 @@
 """Every attack of the adversary leads to the verdict that the specification names."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from simulator import ATTACKS, LOG_ID, Attack, honest, omit_a_record_with_the_key, signer
+from simulator import (
+    ATTACKS,
+    BEYOND,
+    LOG_ID,
+    Attack,
+    World,
+    honest,
+    never_write_a_record,
+    run_a_clock_that_was_wrong_all_along,
+    set_the_clock_forward,
+    signer,
+)
 
 from kvrun.audit.checkpoint import cosign_checkpoint
+from kvrun.audit.cursor import read_records
 from kvrun.audit.files import verify_files
 from kvrun.audit.note import COSIGNATURE_V1, VerifierKey
 from kvrun.audit.verdict import Aspect, Code, Verdict, VerificationReport
 from kvrun.audit.verify import Trust
+from kvrun.control.reconcile import Counts, Sample, reconcile
 
 WITNESS = Ed25519PrivateKey.from_private_bytes(b"w" * 32)
 WITNESS_KEY = VerifierKey(
@@ -95,12 +109,61 @@ def test_an_attack_leads_to_its_named_verdict_with_a_remembered_checkpoint(
     assert report.exit_code == 1
 
 
-def test_an_omission_after_the_remembered_size_is_not_detected(tmp_path: Path) -> None:
-    """Stated in the specification: only reconciliation with other counters shows it."""
+@pytest.mark.parametrize("attack", BEYOND, ids=lambda attack: attack.__name__)
+def test_what_lies_beyond_the_log_passes_as_the_specification_says(
+    tmp_path: Path, attack: Callable[[World], None]
+) -> None:
     world = honest(tmp_path)
-    omit_a_record_with_the_key(world)
+    honest_lines = world.lines()
+    attack(world)
+    assert world.lines() != honest_lines
     trust = Trust(keys=(signer().key,), remembered=(world.remembered,))
-    assert not failures(verify_files([world.folder], trust))
+    found = failures(verify_files([world.folder], trust))
+    if attack is run_a_clock_that_was_wrong_all_along:
+        # Only because the records were honest when they were remembered.
+        assert found == {(Aspect.INTEGRITY, Code.FORKED)}
+        found = failures(verify_files([world.folder], Trust(keys=(signer().key,))))
+    assert not found
+
+
+def test_a_record_that_was_never_written_shows_in_the_counts_of_requests(tmp_path: Path) -> None:
+    world = honest(tmp_path)
+
+    def counted() -> int:
+        return sum(1 for record in read_records(world.folder) if record.request_id)
+
+    def findings() -> list[str]:
+        begin = Counts(finished=0, in_flight=0)
+        end = Counts(finished=60, in_flight=0)
+        sample = Sample(engine=begin, gateway=begin), Sample(engine=end, gateway=end)
+        return [found.side for found in reconcile(LOG_ID, *sample, counted())]
+
+    assert findings() == []
+    never_write_a_record(world)
+    assert findings() == ["engine", "gateway"]
+
+
+def test_a_clock_set_forward_shows_to_whoever_knows_the_time(tmp_path: Path) -> None:
+    world = honest(tmp_path)
+    now = world.clock.time + 10
+    set_the_clock_forward(world)
+    found = failures(verify_files([world.folder], Trust(keys=(signer().key,), now=now)))
+    assert found == {(Aspect.FRESHNESS, Code.FROM_THE_FUTURE)}
+
+
+def test_a_clock_that_was_wrong_all_along_contradicts_a_witness(tmp_path: Path) -> None:
+    """A cosignature states when it was made: two days after the records say they were written."""
+    world = honest(tmp_path)
+    run_a_clock_that_was_wrong_all_along(world)
+    note = cosign_checkpoint(
+        (world.folder / "checkpoint").read_bytes(), "witness.test/w1", WITNESS, 1_700_000_100
+    )
+    trust = Trust(keys=(signer().key,), witnesses=(WITNESS_KEY,), remembered=(note,))
+    report = verify_files([world.folder], trust)
+    assert not failures(report)
+    details = {item.code: item.detail for item in report.findings}
+    assert "2023-11-12T" in details[Code.LAST_RECORD]
+    assert "2023-11-14T" in details[Code.COSIGNED]
 
 
 def test_a_segment_from_the_middle_verifies_against_its_manifest(tmp_path: Path) -> None:

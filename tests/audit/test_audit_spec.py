@@ -2,11 +2,12 @@
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from simulator import ATTACKS
+from simulator import ATTACKS, BEYOND, World
 
 from kvrun.audit.chain import ChainPoint, ChainWalker, genesis
 from kvrun.audit.checkpoint import (
@@ -50,12 +51,27 @@ def test_every_finding_is_described(code: Code) -> None:
     assert re.search(rf"^\| `{code}` \|", PAGE, re.MULTILINE)
 
 
-def test_the_page_names_every_attack_that_only_a_second_party_can_show() -> None:
-    section = PAGE.split("## What needs a second party", 1)[1].split("\n## ", 1)[0]
-    for attack in ATTACKS:
-        if not attack.alone:
-            for _, code in attack.remembered:
-                assert f"`{code}`" in section, attack.run.__name__
+def table_of(section: str) -> dict[str, list[str]]:
+    """The first table of a section: first cell to the other cells."""
+    text = PAGE.split(f"## {section}\n", 1)[1].split("\n## ", 1)[0]
+    rows = [line[2:-2].split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    return {row[0]: row[1:] for row in rows[2:]}
+
+
+def title(attack: Callable[[World], None]) -> str:
+    return attack.__name__.replace("_", " ")
+
+
+def test_the_page_lists_every_attack_with_what_the_tests_find_and_no_other() -> None:
+    def cell(findings: frozenset[tuple[Aspect, Code]]) -> str:
+        return "; ".join(sorted(f"{aspect} `{code}`" for aspect, code in findings)) or "passes"
+
+    tested = {title(a.run): [cell(a.alone), cell(a.remembered)] for a in ATTACKS}
+    assert table_of("Attacks and findings") == tested
+
+
+def test_the_page_lists_what_lies_beyond_the_log() -> None:
+    assert list(table_of("What needs a second party")) == [title(attack) for attack in BEYOND]
 
 
 def test_the_vectors_lines_are_one_chain() -> None:
