@@ -13,7 +13,13 @@ from itertools import groupby
 from pathlib import Path
 
 from kvrun.keys.entropy import RandomInto, getrandom
-from kvrun.keys.errors import KeysError, KeyUnavailableError, SlotFileError, WrapError
+from kvrun.keys.errors import (
+    KeysError,
+    KeyUnavailableError,
+    RootError,
+    SlotFileError,
+    WrapError,
+)
 from kvrun.keys.folder import FolderLock, private_folder
 from kvrun.keys.hierarchy import SessionScope, tenant_ref
 from kvrun.keys.records import (
@@ -37,7 +43,7 @@ from kvrun.keys.ring_groups import GroupKeys, group_slot
 from kvrun.keys.ring_recovery import recover
 from kvrun.keys.ring_rotation import rotate
 from kvrun.keys.ring_store import EpochKeys, RingStore
-from kvrun.keys.root import Root
+from kvrun.keys.root import Root, RotatableRoot
 from kvrun.keys.slots import OS_IO, SlotIO
 
 SLOTS_NAME = "keys.slots"
@@ -258,6 +264,18 @@ class Keyring:
             return DestructionEvidence(
                 read_back, evidence.epoch, evidence.root_kind, evidence.claim, evidence.method
             )
+
+    def rotate_root(self) -> None:
+        """Replace the root's root key. Raises RootError when the root cannot do that by itself."""
+        root = self._root
+        if not isinstance(root, RotatableRoot):
+            raise RootError(
+                f"The key of a {root.facts.kind} root is rotated where it is kept, not here",
+                hint="Every erasure, and `kvrun keys rotate epoch`, makes a new epoch key there.",
+            )
+        with self._changing("rotating the root key"):
+            root.begin_rotation()
+            self._store.finish_root_rotation(root)
 
     def persist_use(self, entries: Sequence[SessionEntry]) -> None:
         """Write the entries' last use to their slots, with one sync for all."""

@@ -23,6 +23,7 @@ from kvrun.keys.ring_entries import (
 from kvrun.keys.ring_groups import GroupKeys, group_slot
 from kvrun.keys.ring_rotation import rotate
 from kvrun.keys.ring_store import EpochKeys, RingStore
+from kvrun.keys.root import RotatableRoot
 
 
 @dataclass(slots=True)
@@ -49,6 +50,8 @@ def recover(store: RingStore, workspace: str, deployment: str, now: float) -> Op
     state = _settle_state(store, found, workspace, deployment)
     store.use_ring(state.keyring_id, workspace, deployment)
     _settle_upper_keys(store, found, now)
+    if isinstance(store.root, RotatableRoot) and store.root.rotating:
+        store.finish_root_rotation(store.root)
     live = _settle_epochs(store, found)
 
     epochs = {number: store.epoch(number) for number in live}

@@ -24,7 +24,7 @@ from kvrun.keys.records import (
     RecordKind,
     split_key_record,
 )
-from kvrun.keys.root import Root
+from kvrun.keys.root import Root, RotatableRoot
 from kvrun.keys.slots import SlotFile, SlotIO
 from kvrun.keys.wrap import KeyWrapper
 
@@ -173,6 +173,24 @@ class RingStore:
             ) from None
         finally:
             workspace.wipe()
+
+    def finish_root_rotation(self, root: RotatableRoot) -> None:
+        """Wrap the workspace key under a root's new key and let the earlier one be destroyed."""
+        slot = self._upper_slots[0]
+        record = self.slots.read(slot)
+        if record is None:
+            raise SlotFileError(f"The workspace key in {self.slots.path} is missing")
+        header, wrapped = split_key_record(record.body)
+        context = self.ring.aad(RecordKind.WORKSPACE_KEY, header)
+        workspace = self.arena.take()
+        try:
+            root.unwrap_into(context, bytes(wrapped), workspace.view)
+            again = root.wrap(context, workspace.view)
+        finally:
+            workspace.wipe()
+        self.slots.write(slot, RecordKind.WORKSPACE_KEY, header + again)
+        self.slots.sync()
+        root.finish_rotation()
 
     def put_away(self) -> None:
         """Zero the deployment key until ``take_up``."""

@@ -7,7 +7,7 @@ keeps each epoch key wrapped under a key of its own in another system: see ``kee
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from kvrun.keys.filesystem import ClaimClass
 
@@ -85,6 +85,27 @@ class Root(Protocol):
 
     def close(self) -> None:
         """Zero what is in memory and let go of files; nothing is destroyed."""
+        ...
+
+
+@runtime_checkable
+class RotatableRoot(Root, Protocol):
+    """A root whose root key can be replaced while it is used.
+
+    Between ``begin_rotation`` and ``finish_rotation`` the new key wraps and both unwrap, also after
+    a crash; the caller wraps what it holds again in between.
+    """
+
+    @property
+    def rotating(self) -> bool:
+        """Whether a rotation was begun and not finished."""
+
+    def begin_rotation(self) -> None:
+        """Make a new root key, durable; does nothing while one is under way."""
+        ...
+
+    def finish_rotation(self) -> None:
+        """Wrap the epoch keys under the new root key and destroy the earlier one."""
         ...
 
 

@@ -217,6 +217,15 @@ class KeyService:
             self._ring.destroy([])
             return self._ring.epoch
 
+    def rotate_root(self) -> None:
+        """Put a new root key in the place of the root's.
+
+        Raises RootError when this kind of root does not do that by itself.
+        """
+        with self._lock:
+            self._check_open()
+            self._ring.rotate_root()
+
     def destroy_expired(self) -> list[DestroyedKey]:
         """Destroy what is idle or too old, in one rotation; meant to be called regularly.
 
