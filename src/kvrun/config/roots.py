@@ -2,6 +2,7 @@
 
 import ipaddress
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -138,7 +139,12 @@ def _loopback(host: str) -> bool:
         return host == "localhost"
 
 
-_PARSERS = {"file": _file, "openbao": _openbao, "pkcs11": _pkcs11, "aws-kms": _aws_kms}
+_PARSERS: dict[str, Callable[[str], RootAddress]] = {
+    "file": _file,
+    "openbao": _openbao,
+    "pkcs11": _pkcs11,
+    "aws-kms": _aws_kms,
+}
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _MOUNT = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*(/[A-Za-z0-9_-][A-Za-z0-9_.-]*)*")
 _ARN = re.compile(r"arn:aws[a-z-]*:kms:([a-z0-9-]+):[0-9]{12}:key/[A-Za-z0-9-]+")

@@ -36,6 +36,7 @@ from kvrun.instance.instance import Instance
 from kvrun.instance.journal import POLICY_REVISION, Journal
 from kvrun.instance.transfers import Transfers
 from kvrun.keys.filesystem import ClaimClass
+from kvrun.keys.lease import MAX_LEASE_S
 from kvrun.keys.open_root import open_root as open_key_root
 from kvrun.keys.root import Root
 from kvrun.keys.service import KeyLimits, KeyService
@@ -91,6 +92,7 @@ def open_parts(
                 max_sessions_per_tenant=config.keys.max_sessions_per_tenant,
             ),
             now=time.time,
+            lease_s=MAX_LEASE_S,
         )
         stack.callback(keys.close)
         log_id = f"{workspace}/{deployment}/{socket.gethostname()}"
