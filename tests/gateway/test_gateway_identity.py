@@ -118,6 +118,14 @@ def test_a_renamed_header_replaces_the_usual_one() -> None:
     assert refusal(lambda: resolve((b"x_user", b"a"), **names))[0] == 400
 
 
+def test_a_header_that_every_client_sends_can_name_the_tenant() -> None:
+    names = {"tenant_header": "User-Agent", "session_header": "Accept"}
+    headers = ((b"user-agent", b"a"), (b"accept", b"b"), (b"host", b"x"))
+    assert resolve(*headers, **names) == Identity("a", "b", named=True)
+    assert refusal(lambda: resolve((b"user-agent", b"a b"), **names))[0] == 400
+    assert refusal(lambda: resolve((b"accept", b"a"), (b"accept", b"a"), **names))[0] == 400
+
+
 def test_the_name_of_the_unnamed_tenant_cannot_be_taken() -> None:
     assert refusal(lambda: resolve((b"x-kv-tenant", b"default"), mixed=True)) == (
         400,

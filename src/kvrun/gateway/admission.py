@@ -1,7 +1,8 @@
 """From a request's headers and body to the body the engine gets: proxy and middleware share it."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from kvrun.claims.claim import Claim, ClaimSigner, encode_base64url
 from kvrun.gateway.apikeys import SCOPE_INFERENCE
@@ -25,16 +26,14 @@ SALT_BYTES = 32
 NONCE_BYTES = 16
 
 
-@dataclass(frozen=True, slots=True)
-class Caller:
+class Caller(msgspec.Struct, frozen=True):
     """Who is asking, and the identity headers that came along."""
 
     principal: Principal
     identity_headers: Mapping[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class Admitted:
+class Admitted(msgspec.Struct, frozen=True):
     """A request that may go to the engine. ``governed`` is False where it goes uncached."""
 
     body: bytes

@@ -39,20 +39,26 @@ class ApiKeys:
     """The known keys, looked up by hash."""
 
     def __init__(self, records: Iterable[ApiKeyRecord]) -> None:
-        self._records = {bytes.fromhex(record.sha256): record for record in records}
+        self._holders: dict[bytes, tuple[bytes, int | None, Principal | None]] = {
+            (digest := bytes.fromhex(record.sha256)): (
+                digest,
+                record.expires_at,
+                Principal("api_key", record.id, frozenset(record.scopes), tenant=record.tenant),
+            )
+            for record in records
+        }
 
     def authenticate(self, key: str, now: float) -> Principal:
         """Who holds this key. Raises GatewayError 401 without saying why."""
         digest = hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
         # The lookup goes by the hash, which a caller cannot steer byte by byte; the comparison
         # of the full digest takes the same time wherever it differs.
-        record = self._records.get(digest)
-        stored = bytes.fromhex(record.sha256) if record is not None else bytes(32)
-        if not hmac.compare_digest(stored, digest) or record is None:
+        stored, expires_at, principal = self._holders.get(digest, _NOBODY)
+        if not hmac.compare_digest(stored, digest) or principal is None:
             raise GatewayError("the API key is not valid", status=401, code="invalid_api_key")
-        if record.expires_at is not None and now >= record.expires_at:
+        if expires_at is not None and now >= expires_at:
             raise GatewayError("the API key is not valid", status=401, code="invalid_api_key")
-        return Principal("api_key", record.id, frozenset(record.scopes), tenant=record.tenant)
+        return principal
 
 
 def make_api_key(random_bytes: bytes) -> str:
@@ -121,3 +127,4 @@ def _check_record(record: ApiKeyRecord, path: Path) -> None:
 
 
 _KEY_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_NOBODY: tuple[bytes, int | None, Principal | None] = (bytes(32), None, None)

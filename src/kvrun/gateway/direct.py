@@ -9,6 +9,7 @@ An answer goes either through ``send`` or, chunked, through ``begin``, ``write``
 from __future__ import annotations
 
 import asyncio
+from typing import cast
 
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
@@ -16,6 +17,7 @@ from kvrun.gateway.asgi import ClientGoneError, Scope
 from kvrun.gateway.bounded import BoundedHeadProtocol
 
 _EXTENSION = "kvrun.client"
+_NOT_WRITABLE = "the answer has not begun, has a length or is over"
 
 
 class DirectProtocol(BoundedHeadProtocol):
@@ -26,7 +28,8 @@ class DirectProtocol(BoundedHeadProtocol):
 
     def on_headers_complete(self) -> None:
         super().on_headers_complete()
-        self.scope["extensions"] = {_EXTENSION: ClientConnection(self, self.cycle)}
+        scope = cast(Scope, self.scope)
+        scope["extensions"] = {_EXTENSION: ClientConnection(self, self.cycle)}
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -93,7 +96,9 @@ class ClientConnection:
 
         Never waits: what the client has not taken is kept by the transport.
         """
-        cycle = self._writable()
+        cycle = self._cycle
+        if not cycle.chunked_encoding or cycle.response_complete:
+            raise RuntimeError(_NOT_WRITABLE)
         if cycle.disconnected:
             return False
         cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
@@ -101,7 +106,9 @@ class ClientConnection:
 
     def end(self, data: bytes) -> None:
         """Send the last chunk, which may be empty, and end the answer."""
-        cycle = self._writable()
+        cycle = self._cycle
+        if not cycle.chunked_encoding or cycle.response_complete:
+            raise RuntimeError(_NOT_WRITABLE)
         if cycle.disconnected:
             return
         last = b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data) if data else b"0\r\n\r\n"
@@ -115,12 +122,6 @@ class ClientConnection:
     async def drain(self) -> None:
         """Wait until the client has taken most of what was written, or has left."""
         await self._cycle.flow.drain()
-
-    def _writable(self) -> RequestResponseCycle:
-        cycle = self._cycle
-        if not cycle.chunked_encoding or cycle.response_complete:
-            raise RuntimeError("the answer has not begun, has a length or is over")
-        return cycle
 
 
 def take_connection(scope: Scope) -> ClientConnection:

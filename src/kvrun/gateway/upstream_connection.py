@@ -46,6 +46,7 @@ class EngineConnection(asyncio.Protocol):
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._last_heard = 0.0
+        self._asked = False
         self._sink: Sink | None = None
 
     @property
@@ -76,7 +77,10 @@ class EngineConnection(asyncio.Protocol):
             raise EngineBrokeError
         self._transport.write(head + body if body is not None else head)
         self._last_heard = self._loop.time()
-        self._timer = self._loop.call_at(self._last_heard + self._timeout_s, self._check_silence)
+        self._asked = True
+        if self._timer is None:
+            due = self._last_heard + self._timeout_s
+            self._timer = self._loop.call_at(due, self._check_silence)
         while not self.status:
             await self._news()
 
@@ -102,7 +106,7 @@ class EngineConnection(asyncio.Protocol):
 
     def rest(self) -> None:
         """Between two requests."""
-        self._stop_timer()
+        self._asked = False
         self._rested_at = self._loop.time()
 
     def abort(self) -> None:
@@ -222,7 +226,10 @@ class EngineConnection(asyncio.Protocol):
             self._error = error
 
     def _check_silence(self) -> None:
-        """One timer an answer, set anew when it finds that the engine has spoken."""
+        """One timer a connection, set anew when it finds that the engine has spoken."""
+        if not self._asked:
+            self._timer = None
+            return
         due = self._last_heard + self._timeout_s
         if self._paused:
             due = self._loop.time() + self._timeout_s  # it is the client that is slow
