@@ -1,5 +1,6 @@
 """The client asks any C2SP witness; one that lies costs nothing but its own cosignature."""
 
+import contextlib
 import socket
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from witness_rig import (
 )
 
 from kvrun.audit.checkpoint import cosign_checkpoint, open_checkpoint
+from kvrun.audit.errors import NoteFormatError
 from kvrun.audit.note import COSIGNATURE_V1, VerifierKey, parse_note
 from kvrun.control.witness import (
     WitnessOutOfStepError,
@@ -265,3 +267,17 @@ def test_what_a_refusal_says_names_the_log(tmp_path: Path) -> None:
         pytest.raises(WitnessRefusedError, match=f"{ORIGIN} under another key"),
     ):
         client(url, key).add_checkpoint(0, [], LOG.note())
+
+
+def test_a_refusal_that_is_a_lie_proves_nothing_to_others() -> None:
+    """Whoever is told of it looks for a note that the log signed, and finds none."""
+    forged = FORK.note().replace(LOG.key.name.encode(), b"somebody/else")
+    lies = [http(409, b"41\n", SIZE_TYPE), http(422, forged), http(403, b""), http(422, b"x" * 999)]
+    for lie in lies:
+        with (
+            liar(answer(lambda _, lie=lie: lie)) as url,  # type: ignore[misc]
+            pytest.raises(WitnessRefusedError) as refused,
+        ):
+            client(url, OTHER_KEY).add_checkpoint(7, LOG.proof(7), LOG.note())
+        with contextlib.suppress(NoteFormatError):
+            assert not open_checkpoint(refused.value.evidence, [LOG.key]).signed_by

@@ -14,12 +14,12 @@ from kvrun.audit.checkpoint import Checkpoint, parse_checkpoint
 from kvrun.audit.errors import NoteFormatError
 from kvrun.audit.merkle import verify_consistency
 from kvrun.audit.note import MAX_NOTE_BYTES, parse_note
+from kvrun.control.remembered import log_folder
 from kvrun.control.witness_errors import (
     WitnessOutOfStepError,
     WitnessRefusedError,
     WitnessUnavailableError,
 )
-from kvrun.control.witness_folder import log_folder
 from kvrun.control.witness_gitrun import Git, GitAccess, GitError
 
 FOLDER = "checkpoints"
@@ -160,7 +160,7 @@ class GitWitness:
 
 
 def note_path(origin: str) -> str:
-    """Where a log's checkpoint is in a repository. Raises WitnessUnavailableError for long ids."""
+    """Where a log's checkpoint is in a repository."""
     return f"{FOLDER}/{log_folder(origin)}/{NAME}"
 
 

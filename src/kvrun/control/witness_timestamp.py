@@ -18,8 +18,8 @@ from kvrun.audit.timestamp import (
     make_request,
     verify_token,
 )
+from kvrun.control.remembered import log_folder
 from kvrun.control.witness_errors import WitnessRefusedError, WitnessUnavailableError
-from kvrun.control.witness_folder import log_folder
 from kvrun.control.witness_http import HttpLimits, post
 
 CLOCK_TOLERANCE_S = 300.0
