@@ -4,7 +4,6 @@ An authority remembers nothing, so it finds no fork by itself: it says when a ch
 """
 
 import os
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -12,6 +11,7 @@ from urllib.parse import urlsplit
 from kvrun.audit.checkpoint import parse_checkpoint
 from kvrun.audit.errors import TimestampError
 from kvrun.audit.note import parse_note
+from kvrun.audit.segment import replace_file
 from kvrun.audit.timestamp import (
     REQUEST_TYPE,
     SUFFIX,
@@ -67,8 +67,9 @@ class TimestampWitness:
                 return b""
             token = self._token(note)
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _write(path, note, self._now())
-            _write(path.with_suffix(SUFFIX), token, self._now())
+            replace_file(path, note)
+            replace_file(path.with_suffix(SUFFIX), token)
+            os.utime(path.with_suffix(SUFFIX), (self._now(), self._now()))
         except OSError as error:
             raise WitnessUnavailableError(
                 f"{self.name}: the token cannot be kept in {folder}: {error.strerror}"
@@ -109,17 +110,3 @@ def _refuse_another(kept: bytes, note: bytes, name: str) -> None:
             "the log may have been forked",
             evidence=kept,
         )
-
-
-def _write(path: Path, content: bytes, time: float) -> None:
-    """A whole, durable file (0600) under its name, or none; ``time`` becomes its time."""
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".new-", delete=False) as file:
-        try:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-            os.utime(file.name, (time, time))
-            os.replace(file.name, path)  # noqa: PTH105
-        except BaseException:
-            Path(file.name).unlink(missing_ok=True)
-            raise
