@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 need=()
-for pair in nginx:nginx-light chromium:chromium softhsm2-util:softhsm2 gcc:gcc g++:g++ git:git openssl:openssl; do
+for pair in nginx:nginx-light chromium:chromium jq:jq softhsm2-util:softhsm2 gcc:gcc g++:g++ git:git openssl:openssl; do
   command -v "${pair%%:*}" >/dev/null || [[ -x /usr/sbin/${pair%%:*} ]] || need+=("${pair##*:}")
 done
 names=
@@ -34,6 +34,10 @@ for package in "${need[@]}"; do
     git | openssl)
       names="${names:+$names and }not witness"
       echo "left out: tests with witness in their name (install $package to run them)"
+      ;;
+    jq)
+      names="${names:+$names and }not jq"
+      echo "left out: tests with jq in their name (install jq to run them)"
       ;;
     *)
       markers="$markers and not engine and not e2e"

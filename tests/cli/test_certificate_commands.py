@@ -130,6 +130,21 @@ def test_trust_export_prints_public_keys_and_nothing_private(tmp_path: Path) -> 
     assert stored["privateKey"] not in done.stdout
 
 
+def test_trust_export_names_every_own_log_and_the_configured_witnesses(tmp_path: Path) -> None:
+    ring, config = data_folder(tmp_path)
+    ring.load_or_create(KeyPurpose.CERTIFICATE)
+    ledger = tmp_path / "data/erasure/ledger"
+    ledger.mkdir(parents=True)
+    key = ring.load_or_create(KeyPurpose.CHECKPOINT).private_key
+    (ledger / SIGNER_NAME).write_text(Ed25519Signer("kvrun/chat/host/erasures", key).key.text())
+    (tmp_path / "witnesses").write_text(Operator().witness_key.text() + "\n")
+    with config.open("a") as file:
+        file.write('[witness]\nurls = ["https://w.example"]\nkeys_file = "witnesses"\n')
+    anchor = parse_anchor(run("trust", "export", "--config", config).stdout.encode())
+    assert [key.name for key in anchor.logs()] == ["kvrun/chat/host", "kvrun/chat/host/erasures"]
+    assert [key.name for key in anchor.witnesses()] == ["witness.example/w1"]
+
+
 def test_trust_export_keeps_revoked_keys_with_their_time(tmp_path: Path) -> None:
     ring, config = data_folder(tmp_path)
     old = ring.load_or_create(KeyPurpose.CERTIFICATE)

@@ -37,24 +37,28 @@ def trust() -> None:
 @app.command()
 def export(
     witness_key: Annotated[
-        Path | None, typer.Option(help="File with the verifier keys of witnesses, one a line.")
+        Path | None,
+        typer.Option(help="File with verifier keys of further witnesses, one a line."),
     ] = None,
     config_file: ConfigFile = DEFAULT_CONFIG,
 ) -> None:
-    """Print this deployment's trust anchor: certificate keys and log keys, revoked ones too.
+    """Print this deployment's trust anchor: keys of certificates, logs and configured witnesses.
 
-    Hand it to verifiers on another way than certificates, and compare fingerprints by voice.
+    Revoked keys are there too, with the time of their revocation. Hand the anchor to verifiers on
+    another way than certificates, and compare fingerprints by voice.
 
     Example: kvrun trust export > anchor.json
     """
-    layout = read_config(config_file).layout
+    config = read_config(config_file)
+    layout = config.layout
     keys = own_keys(layout)
     if not any(key.purpose is KeyPurpose.CERTIFICATE for key in keys):
         raise ErasureError(
             f"there is no certificate key in {layout.signing_keys} yet",
             hint="It is made when the daemon starts for the first time: `kvrun up`.",
         )
-    witnesses = read_keys(witness_key) if witness_key else ()
+    files = filter(None, (config.witness.keys_file, witness_key))
+    witnesses = [key for file in files for key in read_keys(file)]
     public = [key.public() for key in keys if key.purpose in _EXPORTED]
     sys.stdout.write(make_anchor(public, log_keys(layout, keys), witnesses).decode())
 
