@@ -42,6 +42,13 @@ class KeysSection(Section):
     root_timeout_s: float = setting(
         5.0, "Longest wait for an answer of OpenBao or AWS (seconds).", gt=0, le=30
     )
+    lease_s: int = setting(
+        30,
+        "Keys are used only while the root confirmed them so recently (seconds); it is asked three "
+        "times as often.",
+        ge=3,
+        le=30,
+    )
     idle_timeout_s: int = setting(
         7 * DAY_S, "A session's key unused for this long is destroyed (seconds).", ge=1
     )
@@ -56,6 +63,12 @@ class KeysSection(Section):
     def root_address(self) -> RootAddress:
         """``root`` as data."""
         return parse_root(self.root)
+
+    @property
+    def root_secret_variable(self) -> str | None:
+        """The environment variable that holds the root's token, where one does."""
+        kind, _, name = (self.root_secret or "").partition(":")
+        return name if kind == "env" else None
 
     @field_validator("root")
     @classmethod

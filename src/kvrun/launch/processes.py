@@ -32,7 +32,7 @@ def instance_spec(
     return ChildSpec(
         name=INSTANCE,
         command=tuple(instance_command(config_file)),
-        environment=_own_environment(config, environment),
+        environment=_own_environment(config, environment, root_secret=True),
         ready=lambda: unix_accepts(socket),
         sockets=(socket,),
         secret=launch.for_instance(),
@@ -52,7 +52,7 @@ def engine_spec(
     return ChildSpec(
         name=ENGINE,
         command=tuple(command),
-        environment={**_without_kvrun(environment), **added},
+        environment={**_without_kvrun(_without_root_secret(config, environment)), **added},
         ready=lambda: http_answers(url, "/health"),
         sockets=(config.layout.engine_socket,) if config.engine.transport == "unix" else (),
         ready_timeout_s=config.engine.startup_timeout_s,
@@ -106,8 +106,12 @@ def gateway_url(config: KvrunConfig) -> str:
     return f"{scheme}://{host}:{gateway.port}"
 
 
-def _own_environment(config: KvrunConfig, environment: Mapping[str, str]) -> dict[str, str]:
+def _own_environment(
+    config: KvrunConfig, environment: Mapping[str, str], *, root_secret: bool = False
+) -> dict[str, str]:
     """The configuration's variables stay; what was decided since the file was read is added."""
+    if not root_secret:
+        environment = _without_root_secret(config, environment)
     own = {name: value for name, value in environment.items() if name != TOKEN_FD_VARIABLE}
     own["KVRUN_DEPLOYMENT__MODEL"] = config.deployment.model
     if config.deployment.context_window is not None:
@@ -117,3 +121,9 @@ def _own_environment(config: KvrunConfig, environment: Mapping[str, str]) -> dic
 
 def _without_kvrun(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if not name.startswith("KVRUN_")}
+
+
+def _without_root_secret(config: KvrunConfig, environment: Mapping[str, str]) -> Mapping[str, str]:
+    """The key root's token is the daemon's alone."""
+    variable = config.keys.root_secret_variable
+    return {name: value for name, value in environment.items() if name != variable}
