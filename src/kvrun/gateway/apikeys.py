@@ -22,7 +22,8 @@ from kvrun.gateway.identity import Principal
 KEY_PREFIX = "kvk_"
 SCOPE_INFERENCE = "inference"
 SCOPE_METRICS = "metrics"
-SCOPES = frozenset({SCOPE_INFERENCE, SCOPE_METRICS})
+SCOPE_ERASE = "erase"
+SCOPES = frozenset({SCOPE_INFERENCE, SCOPE_METRICS, SCOPE_ERASE})
 
 
 class ApiKeyRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

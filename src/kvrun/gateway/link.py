@@ -21,6 +21,11 @@ class InstanceClient(SessionGranter, Protocol):
     async def start(self, *, timeout_s: float) -> None:
         """Connect for the first time. Raises KvrunError when that fails within ``timeout_s``."""
 
+    async def erase_user(
+        self, tenant: str, session: str, *, requester: str, reference: str, legal_basis: str
+    ) -> bytes:
+        """Erase a session, or with an empty one a tenant; the certificate."""
+
     async def close(self) -> None:
         """Close the connection."""
 
@@ -51,6 +56,15 @@ class InstanceLink:
     async def open_session(self, tenant: str, session: str) -> SessionGrant:
         """Ask the daemon, connecting first where needed. Raises what connecting raises."""
         return await (await self.start()).open_session(tenant, session)
+
+    async def erase_user(
+        self, tenant: str, session: str, *, requester: str, reference: str, legal_basis: str
+    ) -> bytes:
+        """Have the daemon erase, connecting first where needed. Raises what connecting raises."""
+        client = await self.start()
+        return await client.erase_user(
+            tenant, session, requester=requester, reference=reference, legal_basis=legal_basis
+        )
 
     async def start(self) -> InstanceClient:
         """Connect if that has not succeeded yet. Raises what connecting raises."""

@@ -33,6 +33,8 @@ from kvrun.gateway.asgi import (
     send_whole,
 )
 from kvrun.gateway.direct import ClientConnection, take_connection
+from kvrun.gateway.erase import PREFIX as ERASE_PREFIX
+from kvrun.gateway.erase import erase
 from kvrun.gateway.errors import GatewayError
 from kvrun.gateway.link import InstanceLink
 from kvrun.gateway.metrics import GatewayMetrics
@@ -107,6 +109,8 @@ class GatewayProxy:
         try:
             if scope["method"] == "GET" and path in READ_PATHS:
                 await self._read(path, scope["headers"], tracker.send, request_id)
+            elif path.startswith(ERASE_PREFIX):
+                await erase(scope, tracker.send, request_id, self._admission, self._link)
             else:
                 await self._generate(scope, receive, tracker, request_id)
         except ClientGoneError:

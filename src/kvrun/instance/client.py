@@ -16,6 +16,7 @@ from kvrun.instance.protocol import (
     AdminCall,
     AdminReply,
     AnyMessage,
+    EraseUser,
     FrameReader,
     OpenSession,
     ProtocolError,
@@ -23,6 +24,7 @@ from kvrun.instance.protocol import (
     Role,
     SessionInvalidated,
     SessionOpened,
+    UserErased,
     Welcome,
     encode_frame,
 )
@@ -33,6 +35,14 @@ _RECONNECT_S = 1.0
 
 class SessionRefusedError(KvrunError):
     """The daemon refused to open a session; ``status`` says how (429: too many sessions)."""
+
+    def __init__(self, reason: str, status: int) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+class ErasureRefusedError(KvrunError):
+    """The daemon did not erase; ``status`` says how it failed."""
 
     def __init__(self, reason: str, status: int) -> None:
         super().__init__(reason)
@@ -106,6 +116,7 @@ class AsyncInstanceClient:
         self._on_lost = on_lost
         self._calls = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[SessionOpened]] = {}
+        self._erasing: dict[int, asyncio.Future[UserErased]] = {}
         self._writer: asyncio.StreamWriter | None = None
         self._welcome: Welcome | None = None
         self._task: asyncio.Task[None] | None = None
@@ -183,6 +194,32 @@ class AsyncInstanceClient:
             raise SessionRefusedError(opened.reason, opened.status)
         return SessionGrant(opened.salt, opened.generation)
 
+    async def erase_user(
+        self, tenant: str, session: str, *, requester: str, reference: str, legal_basis: str
+    ) -> bytes:
+        """Erase a session, or with an empty ``session`` the tenant; the certificate's bytes.
+
+        Raises:
+            InstanceUnavailableError: the daemon is away; whether it erased is not known.
+            ErasureRefusedError: it refused or failed; ``status`` is the daemon's.
+        """
+        writer = self._writer
+        if writer is None:
+            raise _away("the instance daemon is away")
+        call = next(self._calls)
+        answer: asyncio.Future[UserErased] = asyncio.get_running_loop().create_future()
+        self._erasing[call] = answer
+        try:
+            writer.write(
+                encode_frame(EraseUser(call, tenant, session, requester, reference, legal_basis))
+            )
+            erased = await answer
+        finally:
+            self._erasing.pop(call, None)
+        if erased.status != 200:
+            raise ErasureRefusedError(erased.reason, erased.status)
+        return erased.certificate
+
     async def close(self) -> None:
         """Close the connection and stop looking for the daemon."""
         if self._task is not None:
@@ -218,9 +255,9 @@ class AsyncInstanceClient:
             await self._read(reader)
             self._writer = None
             self._on_lost()
-            for answer in self._waiting.values():
-                if not answer.done():
-                    answer.set_exception(InstanceUnavailableError("the instance daemon went away"))
+            for waiting in (*self._waiting.values(), *self._erasing.values()):
+                if not waiting.done():
+                    waiting.set_exception(_away("the instance daemon went away"))
             while self._writer is None:
                 await asyncio.sleep(_RECONNECT_S)
                 with contextlib.suppress(OSError, KvrunError):
@@ -241,5 +278,15 @@ class AsyncInstanceClient:
                     answer = self._waiting.get(message.call)
                     if answer is not None and not answer.done():
                         answer.set_result(message)
+                elif isinstance(message, UserErased):
+                    erased = self._erasing.get(message.call)
+                    if erased is not None and not erased.done():
+                        erased.set_result(message)
                 elif isinstance(message, SessionInvalidated):
                     self._on_invalidated(message.tenant, message.session)
+
+
+def _away(reason: str) -> InstanceUnavailableError:
+    error = InstanceUnavailableError(reason)
+    error.status = 503
+    return error
