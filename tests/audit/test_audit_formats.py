@@ -1,6 +1,7 @@
 """Signed notes, checkpoints and proofs are the C2SP formats, byte for byte."""
 
 import base64
+import contextlib
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -111,6 +112,7 @@ def test_a_cosignature_signs_the_time_and_the_whole_text() -> None:
         b"text\n",
         b"text\n\n",
         b"text\n\nno dash AAAAAAA=\n",
+        "text\n\n\u20ac\u20ac\u20ac AAAAAAA=\n".encode(),
         "text\n\n\u2014 name AAAAAAA=".encode(),
         "text\n\n\u2014 na+me AAAAAAA=\n".encode(),
         "text\n\n\u2014 name AAAA\n".encode(),
@@ -175,6 +177,12 @@ def test_arbitrary_bytes_are_refused_cleanly(data: bytes) -> None:
     for parse in (parse_note, parse_proof):
         with pytest.raises(NoteFormatError):
             parse(data)
+
+
+@given(st.text(), st.text("\u2014\u20ac\u00e9 aA=\n", max_size=40))
+def test_arbitrary_text_is_read_or_refused_cleanly(text: str, signatures: str) -> None:
+    with contextlib.suppress(NoteFormatError):
+        parse_note(f"{text}\n\n{signatures}\n".encode())
 
 
 def test_a_proof_shows_one_record_offline_and_no_other() -> None:

@@ -146,8 +146,9 @@ def decode_base64(text: str) -> bytes:
 
 
 def _parse_signature(line: bytes) -> NoteSignature:
-    fields = line[len(_DASH) :].decode().split(" ")
-    if not line.startswith(_DASH) or len(fields) != 2:
+    # Cut only what starts with the dash: elsewhere the cut may go through a character.
+    fields = line[len(_DASH) :].decode().split(" ") if line.startswith(_DASH) else []
+    if len(fields) != 2:
         raise NoteFormatError("a signature line has the form: em dash, name, base64")
     raw = decode_base64(fields[1])
     if len(raw) < 5:

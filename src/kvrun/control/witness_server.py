@@ -26,6 +26,7 @@ from kvrun.gateway.asgi import ClientGoneError, Receive, Scope, Send, read_body
 from kvrun.gateway.errors import GatewayError
 
 BODY_TIMEOUT_S = 10.0
+CLOCK_SLACK_S = 300
 _TEXT = "text/plain; charset=utf-8"
 _log = logging.getLogger(__name__)
 
@@ -88,8 +89,11 @@ class Cosigner:
     def _cosign(
         self, request: AddCheckpoint, checkpoint: Checkpoint, known: Remembered | None
     ) -> Reply:
-        # A cosignature states that no larger size was seen by its time: the time never falls.
-        time = max(int(self._now()), known.time if known else 0)
+        # A cosignature states that no larger size was seen by its time, so a small step back of the
+        # clock is held. A large one is stated: the clock was wrong before, and must not stay wrong.
+        time = int(self._now())
+        if known is not None and time < known.time <= time + CLOCK_SLACK_S:
+            time = known.time
         new = Remembered(checkpoint.size, checkpoint.root, request.note, time)
         if not self._state.remember(checkpoint.origin, known, new):
             present = self._state.remembered(checkpoint.origin)

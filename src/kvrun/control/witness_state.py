@@ -30,7 +30,7 @@ CREATE TABLE IF NOT EXISTS logs (
   origin TEXT PRIMARY KEY, size INTEGER NOT NULL, root BLOB NOT NULL, note BLOB NOT NULL,
   time INTEGER NOT NULL);
 CREATE TRIGGER IF NOT EXISTS a_log_never_goes_back BEFORE UPDATE ON logs
-  WHEN NEW.origin <> OLD.origin OR NEW.size < OLD.size OR NEW.time < OLD.time
+  WHEN NEW.origin <> OLD.origin OR NEW.size < OLD.size
     OR (NEW.size = OLD.size AND NEW.root <> OLD.root)
   BEGIN SELECT RAISE(ABORT, 'a log never goes back'); END;
 CREATE TRIGGER IF NOT EXISTS a_log_is_never_forgotten BEFORE DELETE ON logs
