@@ -13,7 +13,7 @@ def add(
     table: HandleTable, tenant: str = "alice", session: str = "default", request_id: str = "r"
 ) -> Handle:
     keys: Any = SimpleNamespace(
-        destroyed=False, scope=SimpleNamespace(tenant=tenant, session=session)
+        destroyed=False, ended=False, scope=SimpleNamespace(tenant=tenant, session=session)
     )
     return table.add(request_id, keys, cast(Any, None), cast(Any, None))
 
@@ -40,7 +40,7 @@ def test_a_finished_handle_takes_late_stores_for_a_while_and_then_ends() -> None
 def test_a_destroyed_key_ends_its_handles_at_once() -> None:
     table = HandleTable()
     handle = add(table)
-    cast(Any, handle.keys).destroyed = True
+    cast(Any, handle.keys).destroyed = cast(Any, handle.keys).ended = True
     assert table.live(handle.number) is None
 
 

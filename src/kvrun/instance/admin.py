@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
+from kvrun.audit.settings import LogHealth
 from kvrun.cache.store import CacheStats
 from kvrun.erasure.certificate import ChildEntry, RequestKind
 from kvrun.erasure.plan import ErasureScope, Plan, erasure_scope
@@ -37,6 +38,7 @@ class InstanceStatus(msgspec.Struct, frozen=True):
     sessions: int
     audit_available: bool
     audit_records: int
+    audit: LogHealth
     cache: CacheStats
     protections: dict[str, str]
 
@@ -49,12 +51,12 @@ class AdminService:
         instance: Instance,
         erasures: Erasures,
         *,
-        audit_size: Callable[[], int],
+        audit: Callable[[], LogHealth],
         protections: Mapping[str, str],
     ) -> None:
         self._instance = instance
         self._erasures = erasures
-        self._audit_size = audit_size
+        self._audit = audit
         self.protections = dict(protections)
         self._operations: dict[str, Callable[[Mapping[str, str]], object]] = {
             "status": self._status,
@@ -86,7 +88,7 @@ class AdminService:
         return msgspec.json.encode(run(arguments))
 
     def _status(self, _: Mapping[str, str]) -> InstanceStatus:
-        instance = self._instance
+        instance, audit = self._instance, self._audit()
         layout = instance.layout
         return InstanceStatus(
             workspace=instance.workspace,
@@ -94,11 +96,12 @@ class AdminService:
             stateless=instance.stateless,
             engine=layout.software if layout is not None else "",
             requests=len(instance.handles),
-            sessions=sum(1 for _ in instance.keys.sessions()),
-            audit_available=instance.journal.available,
-            audit_records=self._audit_size(),
+            sessions=instance.keys.session_count,
+            audit_available=audit.available,
+            audit_records=audit.records,
+            audit=audit,
             cache=instance.cache.stats(),
-            protections=self.protections,
+            protections=self.protections | {"lease": instance.keys.lease_text},
         )
 
     def _erase_session(self, arguments: Mapping[str, str]) -> list[ErasedSession]:
@@ -142,7 +145,7 @@ class AdminService:
     def _flush(self, _: Mapping[str, str]) -> dict[str, int]:
         self._instance.cache.flush()
         self._instance.journal.commit()
-        return {"audit_records": self._audit_size()}
+        return {"audit_records": self._audit().records}
 
 
 def erasure_request(arguments: Mapping[str, str]) -> ErasureRequest:

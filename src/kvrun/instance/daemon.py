@@ -17,8 +17,10 @@ from kvrun.claims.claim import key_id_of
 from kvrun.config import KvrunConfig
 from kvrun.instance.admin import AdminService
 from kvrun.instance.audit_access import AuditAccess
+from kvrun.instance.auditing import AuditWatch, Directory
 from kvrun.instance.instance import Instance
 from kvrun.instance.launch_secrets import LaunchSecrets
+from kvrun.instance.lease_end import LeaseEnd
 from kvrun.instance.parts import folder_lock, open_erasures, open_parts
 from kvrun.instance.scrubbing import SchedulerScrubber
 from kvrun.instance.sealing import SealingThreads
@@ -49,6 +51,7 @@ def run(config: KvrunConfig, secrets: LaunchSecrets) -> None:
 class _Opened:
     server: InstanceServer
     instance: Instance
+    watch: AuditWatch
 
 
 async def _serve(opened: _Opened, path: Path) -> None:
@@ -56,7 +59,7 @@ async def _serve(opened: _Opened, path: Path) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    housekeeping = asyncio.create_task(_keep_house(opened.instance))
+    housekeeping = asyncio.create_task(_keep_house(opened.instance, opened.watch))
     try:
         await opened.server.serve(path, stop)
     finally:
@@ -65,12 +68,13 @@ async def _serve(opened: _Opened, path: Path) -> None:
             await housekeeping
 
 
-async def _keep_house(instance: Instance) -> None:
+async def _keep_house(instance: Instance, watch: AuditWatch) -> None:
     next_expiry = time.monotonic() + _EXPIRY_EVERY_S
     while True:
         await asyncio.sleep(_HOUSEKEEPING_S)
         await asyncio.to_thread(instance.cache.deliver_events)
         await asyncio.to_thread(instance.journal.write_owed)
+        watch.check()
         instance.handles.forget_finished(time.time())
         if time.monotonic() >= next_expiry:
             next_expiry = time.monotonic() + _EXPIRY_EVERY_S
@@ -90,11 +94,12 @@ def _open_instance(
         stack.callback(threads.close)
         transfers = Transfers(instance.handles, parts.journal, threads)
         scrubber = SchedulerScrubber(deadline_s=config.erasure.engine_deadline_s)
+        instance.keys.on_lease_end = LeaseEnd(instance, transfers, scrubber)
         erasures = stack.enter_context(open_erasures(config, parts, transfers, scrubber))
         admin = AdminService(
             instance,
             erasures,
-            audit_size=lambda: parts.log.size,
+            audit=parts.log.health,
             protections={
                 "process": "not dumpable" if hardened.complete else "core dumps are possible",
                 "keys": instance.keys.protection.value,
@@ -104,6 +109,7 @@ def _open_instance(
             },
         )
         admin.add(AuditAccess(parts.log).operations())
+        admin.add({"whois": Directory(instance.keys, parts.journal).whois})
         server = InstanceServer(
             instance,
             transfers,
@@ -124,4 +130,4 @@ def _open_instance(
                 strict=config.deployment.strict,
             ),
         )
-        yield _Opened(server, instance)
+        yield _Opened(server, instance, AuditWatch(parts.log.health))

@@ -32,8 +32,8 @@ from kvrun.erasure.targets import EngineScrubber
 from kvrun.instance.instance import Instance
 from kvrun.instance.protocol import page_owner
 from kvrun.instance.transfers import Transfers
+from kvrun.keys.destruction import DestroyedKey
 from kvrun.keys.selection import KeySelection
-from kvrun.keys.service import DestroyedKey
 from kvrun.keys.signing import SigningKey
 
 _replace = msgspec.structs.replace

@@ -120,9 +120,9 @@ class HandleTable:
             return handle
 
     def live(self, number: int) -> Handle | None:
-        """The handle, unless it ended or its session's key was destroyed."""
+        """The handle, unless it ended or its session's key may not be used any more."""
         handle = self._handles.get(number)
-        if handle is None or handle.revoked or handle.keys.destroyed:
+        if handle is None or handle.revoked or handle.keys.ended:
             return None
         return handle
 

@@ -123,6 +123,19 @@ class Journal:
         """A session got its key."""
         self._soon(self._event(Event.KEY_CREATED, keys=keys, request_id=request_id))
 
+    def lease_over(self, reason: str) -> None:
+        """The right to use any key of the deployment ended."""
+        self._surely(
+            AuditEvent(
+                event=Event.KEY_LEASED,
+                outcome=Outcome.FAILED,
+                workspace=self._workspace,
+                deployment=self._deployment,
+                policy_revision=POLICY_REVISION,
+                reason=_printable(reason),
+            )
+        )
+
     def key_destroyed(
         self, tenant_ref: str, session_ref: str, key_id: str, event: Event, reason: str
     ) -> None:

@@ -36,10 +36,10 @@ from kvrun.instance.instance import Instance
 from kvrun.instance.journal import POLICY_REVISION, Journal
 from kvrun.instance.transfers import Transfers
 from kvrun.keys.filesystem import ClaimClass
-from kvrun.keys.lease import MAX_LEASE_S
+from kvrun.keys.limits import KeyLimits
 from kvrun.keys.open_root import open_root as open_key_root
 from kvrun.keys.root import Root
-from kvrun.keys.service import KeyLimits, KeyService
+from kvrun.keys.service import KeyService
 from kvrun.keys.signing import KeyPurpose, SigningRing
 
 _DRAIN_TIMEOUT_S = 2.0
@@ -92,7 +92,7 @@ def open_parts(
                 max_sessions_per_tenant=config.keys.max_sessions_per_tenant,
             ),
             now=time.time,
-            lease_s=MAX_LEASE_S,
+            lease_s=config.keys.lease_s,
         )
         stack.callback(keys.close)
         log_id = f"{workspace}/{deployment}/{socket.gethostname()}"
@@ -108,6 +108,7 @@ def open_parts(
                 segment_bytes=config.audit.segment_bytes,
                 segment_seconds=config.audit.segment_max_age_s,
                 heartbeat_seconds=config.audit.heartbeat_s,
+                quota_bytes=config.audit.quota_bytes,
             ),
         )
         stack.callback(log.close)

@@ -236,7 +236,7 @@ class Transfers:
             handle.reuse.failed_blocks += 1
             _log.warning("a block was not opened: %s", error.message)
             return False
-        if handle.revoked or handle.keys.destroyed:
+        if handle.revoked or handle.keys.ended:
             return False
         if link.shape.rank == 0:
             handle.note_opened(block.group, block.index, tier)
@@ -280,7 +280,7 @@ class Transfers:
     def _publish(self, handle: Handle, reserved: Sequence[tuple[bytes, Reservation]]) -> None:
         size_bytes = sum(len(reservation.view) for _, reservation in reserved)
         try:
-            if handle.revoked or handle.keys.destroyed:
+            if handle.revoked or handle.keys.ended:
                 raise KvrunError("the session's key was destroyed while its blocks were sealed")
             self._journal.sealed(handle, [name for name, _ in reserved], size_bytes)
         except KvrunError as error:

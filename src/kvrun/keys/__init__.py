@@ -28,8 +28,8 @@ from kvrun.keys.locked import LockedBuffer, Protection, Secret, SecretArena
 from kvrun.keys.memory_root import MemoryRoot
 from kvrun.keys.ring_entries import DestructionEvidence, RecoveryReport
 from kvrun.keys.root import EpochEvidence, Root, RootFacts
-from kvrun.keys.service import KeyService, SessionInfo
-from kvrun.keys.session import SessionKeys
+from kvrun.keys.service import KeyService
+from kvrun.keys.session import SessionInfo, SessionKeys
 from kvrun.keys.signing import CurrentKey, KeyPurpose, PublicKeyRecord, SigningKey, SigningRing
 
 __all__ = [

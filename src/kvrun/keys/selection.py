@@ -8,12 +8,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from kvrun.keys.canary import KeyCanary, canary_opens, take_canary
+from kvrun.keys.destruction import DestroyedKey
 from kvrun.keys.errors import KeyUnavailableError
 from kvrun.keys.hierarchy import prefix_salt, session_ref
 from kvrun.keys.keyring import Keyring
 from kvrun.keys.ring_entries import SessionEntry, TenantEntry
 from kvrun.keys.root import RootFacts
-from kvrun.keys.service import DestroyedKey, KeyService
+from kvrun.keys.service import KeyService
 
 _MAX_CANARIES = 8
 
@@ -81,8 +82,8 @@ class KeySelection:
             return [key_id for e in entries if (key_id := e.key_id.hex()) in wanted]
 
     def destroy(self, key_ids: Collection[str]) -> list[DestroyedKey]:
-        """Destroy those of the keys that exist, in one rotation."""
-        return self._service.destroy_keys(key_ids) if key_ids else []
+        """Destroy those of the keys that exist, in one rotation with whoever else waits."""
+        return self._service.destroy_keys(key_ids)
 
     def opens(self, canaries: Sequence[KeyCanary]) -> list[KeyCanary]:
         """Those of the copies that some key still opens; empty is the proof."""

@@ -6,7 +6,6 @@ live session takes no lock and does no I/O, also while a rotation runs.
 
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from kvrun.keys.destruction import (
@@ -29,25 +28,8 @@ from kvrun.keys.open_handles import OpenHandles
 from kvrun.keys.records import check_name
 from kvrun.keys.ring_entries import RecoveryReport, SessionEntry, TenantEntry
 from kvrun.keys.root import Root
-from kvrun.keys.session import HandleEnd, SessionKeys
+from kvrun.keys.session import HandleEnd, SessionInfo, SessionKeys
 from kvrun.keys.slots import OS_IO, SlotIO
-
-__all__ = ["DestroyedKey", "KeyLimits", "KeyService", "SessionInfo"]
-
-
-@dataclass(frozen=True, slots=True)
-class SessionInfo:
-    """A session for listings. Times in seconds since 1970."""
-
-    tenant: str
-    session: str
-    tenant_ref: str
-    session_ref: str
-    generation: int
-    key_id: str
-    created_at: float
-    last_used_at: float
-    open: bool
 
 
 class KeyService:
@@ -146,6 +128,16 @@ class KeyService:
     def leased(self) -> bool:
         """Whether keys may be used now."""
         return self._handles.lease.holds(self._clock())
+
+    @property
+    def lease_text(self) -> str:
+        """The state of the lease, for people."""
+        return "keys may be used" if self.leased else "over: the key root does not confirm the keys"
+
+    @property
+    def session_count(self) -> int:
+        """Number of sessions with a key."""
+        return self._ring.session_count
 
     def acquire(self, tenant: str, session: str) -> SessionKeys:
         """The session's keys; created on first use, durable before this returns.

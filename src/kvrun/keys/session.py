@@ -1,6 +1,7 @@
 """The live handle of a session's keys: seal, name blocks, and stop at once when destroyed."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum
 
 from cryptography.hazmat.primitives.hmac import HMAC
@@ -17,6 +18,21 @@ from kvrun.keys.keyring import OpenedSession
 from kvrun.keys.lease import Lease
 from kvrun.keys.ring_entries import SessionEntry
 from kvrun.seal import BlockSealer
+
+
+@dataclass(frozen=True, slots=True)
+class SessionInfo:
+    """A session for listings. Times in seconds since 1970."""
+
+    tenant: str
+    session: str
+    tenant_ref: str
+    session_ref: str
+    generation: int
+    key_id: str
+    created_at: float
+    last_used_at: float
+    open: bool
 
 
 class HandleEnd(Enum):
