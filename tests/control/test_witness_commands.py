@@ -259,3 +259,10 @@ def test_what_a_witness_needs_is_checked_before_it_is_needed(tmp_path: Path, log
     log_key.unlink()
     check = check_witness(load_config(folder / "kvrun.toml", {}))
     assert (check.level, "log.vkey" in check.found) == (Level.FAIL, True)
+
+
+def test_a_repository_needs_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    init(tmp_path / "chat", "--witness", f"git:{tmp_path}/witness.git")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    check = check_witness(load_config(tmp_path / "chat" / "kvrun.toml", {}))
+    assert (check.level, check.next_step) == (Level.FAIL, "install git")

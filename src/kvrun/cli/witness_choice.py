@@ -1,5 +1,6 @@
 """The choice of a witness at set-up, and what it means to have none."""
 
+import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -77,6 +78,9 @@ def check_witness(config: KvrunConfig) -> Check:
         open_witnesses(config)
     except KvrunError as error:
         return Check("witness", Level.FAIL, error.message, error.hint or "correct [witness]")
+    uses_git = config.witness.git_remote is not None or config.witness.git_repository is not None
+    if uses_git and shutil.which("git") is None:
+        return Check("witness", Level.FAIL, "git is not installed", "install git")
     return Check("witness", Level.OK, ", ".join(names))
 
 
