@@ -3,7 +3,7 @@
 A folder holds the root key and the epoch keys, each wrapped under a key of the keeper's.
 Destroying an epoch destroys its key at the keeper: the wrapped copy, here or in a backup, opens no
 more. Where a keeper cannot destroy single keys, the copy here is overwritten instead, and the
-folder is marked as not to be backed up. Format: ``docs/spec/key-slots.md``.
+folder is marked as not to be backed up. Format: ``docs/spec/kept-root.md``.
 """
 
 import struct
