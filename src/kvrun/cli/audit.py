@@ -23,6 +23,7 @@ from kvrun.audit.segment import (
 )
 from kvrun.cli.audit_export import Events, Since, Until, export, ship
 from kvrun.cli.audit_folder import LogFolder, log_folder
+from kvrun.cli.audit_whois import whois
 from kvrun.cli.collect import acknowledge, alerts, collect
 from kvrun.cli.options import DEFAULT_CONFIG, ConfigFile
 
@@ -142,6 +143,7 @@ app.command()(alerts)
 app.command()(acknowledge)
 app.command()(export)
 app.command()(ship)
+app.command()(whois)
 
 
 def _checkpoint(log: Path) -> bytes:

@@ -4,7 +4,9 @@ from contextlib import suppress
 from typing import Any
 
 import msgspec
+from rich.markup import escape
 
+from kvrun.audit.settings import LogHealth
 from kvrun.cli.options import (
     DEFAULT_CONFIG,
     AsJson,
@@ -98,12 +100,19 @@ def _print(answer: dict[str, Any], witnesses: str) -> None:
     facts.add_row("sessions with a key", str(instance["sessions"]))
     facts.add_row("memory cells free", f"{cache['free_cells']} of {cache['cells']}")
     facts.add_row("disk tier", size_text(cache["disk_bytes"]))
-    facts.add_row(
-        "audit log",
-        f"{instance['audit_records']} records, "
-        + ("can be written" if instance["audit_available"] else "CANNOT be written"),
-    )
+    facts.add_row("audit log", _audit_text(msgspec.convert(instance["audit"], LogHealth)))
     for name, value in sorted(instance["protections"].items()):
         facts.add_row(f"protection: {name}", value)
     out.print()
     out.print(facts)
+
+
+def _audit_text(health: LogHealth) -> str:
+    state = "can be written" if health.available else f"CANNOT be written: {escape(health.why)}"
+    text = f"{health.records} records, {state}"
+    if health.lost:
+        text += f"\n[red]{health.lost} records were lost since the start[/]"
+    if health.nearly_full:
+        used = f"{size_text(health.stored_bytes)} of {size_text(health.quota_bytes)}"
+        text += f"\n[yellow]{used} wait to be collected: run `kvrun audit collect`[/]"
+    return text

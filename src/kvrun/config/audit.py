@@ -20,6 +20,13 @@ class AuditSection(Section):
     segment_max_age_s: int = setting(
         3600, "A segment is closed at this age (seconds).", ge=1, le=30 * 86_400
     )
+    quota_bytes: ByteSize = setting(
+        16 * 2**30,
+        "What the log may take on disk until it is collected. From 80 % on `kvrun status` and the "
+        "daemon's log warn; when it is used up, that is like a full disk.",
+        ge=2**20,
+        le=2**50,
+    )
     heartbeat_s: int = setting(
         60, "Seconds between heartbeat records, so that silence is visible.", ge=1, le=86_400
     )
