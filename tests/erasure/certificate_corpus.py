@@ -2,7 +2,10 @@
 
 import base64
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
+from typing import Any
 
 import msgspec
 from certificate_world import (
@@ -170,3 +173,55 @@ CASES = [
     Case("nothing held", _issue(keys=[], root=None, claim_class=None), "nothing_held", _ANCHOR),
     Case("parent", Operator().issue(parent()).data, "lists_children", _ANCHOR),
 ]
+
+
+def misshapen(*, every: int = 1) -> Iterator[tuple[str, bytes]]:
+    """Signed, logged certificates in which one value of the statement is another one.
+
+    ``every``: only each so many of them.
+    """
+    operator = Operator()
+    whole = json.loads(encode_statement(statement(unacknowledged=["i-2"])))
+    for place, value in list(product(_places(whole), _VALUES))[::every]:
+        changed = json.loads(json.dumps(whole))
+        parent, name = changed, place[-1]
+        for step in place[:-1]:
+            parent = parent[step]
+        parent[name] = value
+        text = json.dumps(changed, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+        try:
+            payload = text.encode()
+        except UnicodeEncodeError:
+            payload = json.dumps(changed, sort_keys=True, separators=(",", ":")).encode()
+        where = ".".join(map(str, place))
+        yield f"{where}={value!r}", sign_payload(operator, payload).data
+
+
+def _places(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    if place:
+        yield place
+    names = range(len(value)) if isinstance(value, list) else value
+    for name in names if isinstance(value, dict | list) else ():
+        yield from _places(value[name], (*place, name))
+
+
+_VALUES: tuple[Any, ...] = (
+    None,
+    True,
+    -1,
+    7,
+    1.5,
+    2**53,
+    10**30,
+    "",
+    "é",
+    "\x7f",
+    "\n",
+    "\ud800",
+    "2026-02-30T12:00:00.000000Z",
+    "0" * 64,
+    [],
+    [""],
+    {},
+    {"": 1},
+)

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from certificate_corpus import CASES, Case
+from certificate_corpus import CASES, Case, misshapen
 from certificate_world import NOW, Operator
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from playwright.sync_api import Browser, Page
@@ -84,6 +84,15 @@ def test_the_page_says_the_same_of_changed_bytes(page: Page) -> None:
         case = Case("changed", bytes(data), "", anchor)
         report = check_certificate(bytes(data), anchor=good.anchor, now=NOW)
         assert [item[2] for item in asked(page, case)] == [str(c.code) for c in report.checks]
+
+
+def test_the_page_says_the_same_of_misshapen_statements(page: Page) -> None:
+    good = Operator().issue()
+    anchor = msgspec.json.encode(good.anchor)
+    for name, data in misshapen(every=13):
+        report = check_certificate(data, anchor=good.anchor, now=NOW)
+        found = asked(page, Case(name, data, "", anchor))
+        assert [item[2] for item in found] == [str(c.code) for c in report.checks], name
 
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.run.__name__)

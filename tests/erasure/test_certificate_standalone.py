@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from certificate_corpus import CASES, Case
+from certificate_corpus import CASES, Case, misshapen
 from certificate_world import NOW, Issued, Operator
 
 from kvrun.erasure.check import check_certificate
@@ -56,6 +56,19 @@ def test_both_say_the_same_of_parts_of_another_type(part: str) -> None:
         document = {**json.loads(good.data), part: value}
         text = json.dumps(document, sort_keys=True, separators=(",", ":"))
         assert_same(text.encode() + b"\n", good, anchor)
+
+
+def test_both_say_the_same_of_every_misshapen_statement() -> None:
+    good = Operator().issue()
+    anchor = OTHER.read_anchor(msgspec.json.encode(good.anchor))
+    seen = set()
+    for name, data in misshapen():
+        report = check_certificate(data, anchor=good.anchor, now=NOW)
+        checks = OTHER.check_certificate(data, anchor=anchor, now=NOW)
+        codes = [str(item.code) for item in report.checks]
+        assert [item[2] for item in checks] == codes, name
+        seen |= set(codes)
+    assert {"malformed", "unknown_version", "foreign_log", "understood"} <= seen
 
 
 def assert_same(data: bytes, good: Issued, anchor: object) -> None:
