@@ -4,13 +4,14 @@ import json
 import os
 import pty
 import re
+import shutil
 import signal
 import ssl
 import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from timestamp_authority import make_authority
 from typer.testing import CliRunner
 from witness_rig import LIMITS, Log, client, open_state, wait_for
 
+from audit.simulator import honest
 from kvrun.audit.note import VerifierKey, parse_verifier_key
 from kvrun.cli.main import app
 from kvrun.cli.probes import Level
@@ -27,7 +29,7 @@ from kvrun.config import ConfigError, load_config
 from kvrun.control.witness import WitnessRefusedError, WitnessUnavailableError, ask, open_witnesses
 from kvrun.control.witness_c2sp import C2spWitness
 from kvrun.control.witness_http import HttpLimits
-from kvrun.control.witness_state import read_key
+from kvrun.control.witness_state import read_key, read_logs
 
 LOG = Log(40)
 
@@ -266,3 +268,37 @@ def test_a_repository_needs_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("PATH", str(tmp_path))
     check = check_witness(load_config(tmp_path / "chat" / "kvrun.toml", {}))
     assert (check.level, check.next_step) == (Level.FAIL, "install git")
+
+
+def test_two_installations_witness_each_other_by_their_commands_alone(tmp_path: Path) -> None:
+    """Each serves, collects its own log with the other's cosignature, and an auditor verifies."""
+    logs = {name: f"{name}.test/instances/one" for name in "ab"}
+    for name, log_id in logs.items():
+        init(tmp_path / name, "--workspace", name)
+        world = honest(tmp_path / f"{name}-log", log_id)
+        shutil.copytree(world.folder, tmp_path / name / "kvrun-data" / "audit")
+    with ExitStack() as stack:
+        for name, other in ("ab", "ba"):
+            log_key = tmp_path / other / "kvrun-data" / "audit" / "signer.vkey"
+            state = tmp_path / name / "witness"
+            url, key = stack.enter_context(serving("--log-key", log_key, "--state", state))
+            (tmp_path / f"{name}.vkey").write_text(key.text())
+            config = tmp_path / other / "kvrun.toml"
+            settings = f'[witness]\nurls = ["{url}"]\nkeys_file = "{tmp_path}/{name}.vkey"\n'
+            config.write_text(config.read_text().replace("[witness]\n", settings))
+        for name in "ab":
+            config = tmp_path / name / "kvrun.toml"
+            status, output = run("audit", "collect", "--once", "--json", "--config", config)
+            assert status == 0, output
+            [report] = json.loads(output)["logs"]
+            assert list(report["witnesses"].values()) == ["cosigned"]
+    for name, other in ("ab", "ba"):
+        [folder] = (tmp_path / name / "kvrun-data" / "storage").rglob("audit/*")
+        checkpoint = max(folder.glob("checkpoint-*"))
+        log_key = tmp_path / f"{name}-log" / "log" / "signer.vkey"
+        arguments = ("--key", log_key, "--checkpoint", checkpoint)
+        command = ("verify", folder, *arguments, "--witness-key", tmp_path / f"{other}.vkey")
+        status, output = run(*command, "--json")
+        assert (status, json.loads(output)["verdicts"]["witnessed"]) == (0, "pass"), output
+        [view] = read_logs(tmp_path / other / "witness")
+        assert view.origin == logs[name]
