@@ -23,7 +23,6 @@ from kvrun.erasure.certificate import (
     VerificationEntry,
 )
 from kvrun.erasure.errors import ErasureError
-from kvrun.keys.canary import KeyCanary
 
 ID_BYTES = 12
 _NAME = re.compile(r"([0-9a-f]{24})\.job")
@@ -92,7 +91,6 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     state: JobState = JobState.REQUESTED
     steps: list[StepEntry] = []
     keys: list[ErasedKey] = []
-    canaries: list[KeyCanary] = []
     orphans: list[tuple[str, str]] = []
     root_id: str = ""
     epoch: int = 0

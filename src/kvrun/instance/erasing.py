@@ -32,6 +32,7 @@ from kvrun.erasure.targets import EngineScrubber
 from kvrun.instance.instance import Instance
 from kvrun.instance.protocol import page_owner
 from kvrun.instance.transfers import Transfers
+from kvrun.keys.canary import KeyCanary
 from kvrun.keys.destruction import DestroyedKey
 from kvrun.keys.selection import KeySelection
 from kvrun.keys.signing import SigningKey
@@ -79,6 +80,7 @@ class InstanceSteps:
         self._admit = admit
         self._keys = KeySelection(parts.instance.keys)
         self._revoked: list[int] = []
+        self._canaries: tuple[KeyCanary, ...] = ()
 
     def tombstone(self, job: Job) -> Job:
         """See :class:`kvrun.erasure.run.ErasureSteps`."""
@@ -88,7 +90,9 @@ class InstanceSteps:
             raise ErasureError(f"the erasure {job.id} ended with the daemon before it began")
         self._refuse()
         everything = scope.kind is RequestKind.DEPLOYMENT
+        # In memory only: a copy of wrapped keys on disk would be what erasure is to outlive.
         found = self._keys.select(None if everything else scope.tenant, scope.session or None)
+        self._canaries = found.canaries
         keys = [
             ErasedKey(
                 key_id=key.key_id,
@@ -102,7 +106,6 @@ class InstanceSteps:
         return _replace(
             job,
             keys=keys,
-            canaries=list(found.canaries),
             orphans=self._orphans(scope, keys),
             root_id=self._keys.root().root_id.hex(),
             epoch=found.epoch,
@@ -189,7 +192,7 @@ class InstanceSteps:
     def prove(self, job: Job) -> Job:
         """See :class:`kvrun.erasure.run.ErasureSteps`."""
         if not job.keys:
-            return _replace(job, canaries=[], checks=[])
+            return _replace(job, checks=[])
         checks = [*self._key_checks(job), self._epoch_check(job), self._ciphertext_check(job)]
         bad = [check for check in checks if check.outcome is Outcome.FAIL]
         if bad:
@@ -198,7 +201,7 @@ class InstanceSteps:
                 + "; ".join(f"{check.name}: {check.detail}" for check in bad),
                 hint="Nothing was certified. Stop the daemon and keep its folder as it is.",
             )
-        return _replace(job, canaries=[], checks=checks)
+        return _replace(job, checks=checks)
 
     def certify(self, job: Job) -> Job:
         """See :class:`kvrun.erasure.run.ErasureSteps`."""
@@ -263,11 +266,11 @@ class InstanceSteps:
 
     def _key_checks(self, job: Job) -> list[VerificationEntry]:
         living = self._keys.living([key.key_id for key in job.keys])
-        opened = self._keys.opens(job.canaries)
+        opened = self._keys.opens(self._canaries)
         canary = Outcome.FAIL if opened else Outcome.PASS
-        detail = f"{len(opened)} of {len(job.canaries)} copies of wrapped keys open"
-        if not job.canaries:
-            canary, detail = Outcome.SKIPPED, "no session's key could be opened before either"
+        detail = f"{len(opened)} of {len(self._canaries)} copies of wrapped keys open"
+        if not self._canaries:
+            canary, detail = Outcome.SKIPPED, "no copy from before: a restart, or no readable key"
         assert job.root is not None
         return [
             VerificationEntry(name="canary", outcome=canary, detail=detail),
