@@ -3,7 +3,7 @@ import shutil
 
 import pytest
 
-from kvrun.bench.gateway import GatewayBenchSettings, run_gateway_bench
+from kvrun.bench.gateway import GatewayBenchSettings, cpu_share_row, run_gateway_bench
 
 TINY = GatewayBenchSettings(
     pairs=7,
@@ -26,3 +26,13 @@ def test_the_gateway_bench_measures_answers_that_all_arrive() -> None:
     assert rows["CPU of a request, a bare proxy in Python"].unit == "us"
     assert rows["CPU of an event, the gateway"].unit == "us"
     assert rows["gateway CPU, share of one core"].goal == "<= 0.5"
+
+
+def test_a_gateway_that_does_not_get_its_core_has_no_verdict_on_it() -> None:
+    assert cpu_share_row(0.4, 0.99, "here").met is True
+    assert cpu_share_row(0.6, 0.99, "here").met is False
+    starved = cpu_share_row(0.1, 0.3, "here")
+    assert (starved.value, starved.met, starved.goal) == (None, None, "<= 0.5")
+    assert starved.against == (
+        "here; no verdict: only 30% of the events a second that come without it"
+    )
