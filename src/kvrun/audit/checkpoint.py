@@ -7,7 +7,7 @@ import base64
 import binascii
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -50,6 +50,19 @@ class CheckpointSigner(Protocol):
 
     def sign(self, text: bytes) -> bytes:
         """The signature over a note's text."""
+
+
+@runtime_checkable
+class RotatingSigner(Protocol):
+    """A signer whose keys are replaced while the log is written."""
+
+    def signers(self) -> Sequence["Ed25519Signer"]:
+        """Who signs now, the newest key first; earlier keys sign beside it while they are valid."""
+        ...
+
+    def known(self) -> Sequence[VerifierKey]:
+        """Every key that this log was ever signed with."""
+        ...
 
 
 class Ed25519Signer:
@@ -95,8 +108,14 @@ class OpenedCheckpoint:
 def sign_checkpoint(checkpoint: Checkpoint, signer: CheckpointSigner) -> bytes:
     """The signed note of a checkpoint."""
     text = checkpoint.text()
-    item = NoteSignature(signer.key.name, signer.key.key_id, signer.sign(text))
-    return Note(text, (item,)).encode()
+    signers = signer.signers() if isinstance(signer, RotatingSigner) else (signer,)
+    items = [NoteSignature(one.key.name, one.key.key_id, one.sign(text)) for one in signers]
+    return Note(text, tuple(items)).encode()
+
+
+def known_keys(signer: CheckpointSigner) -> Sequence[VerifierKey]:
+    """The keys whose signatures make a checkpoint this signer's own."""
+    return signer.known() if isinstance(signer, RotatingSigner) else (signer.key,)
 
 
 def cosign_checkpoint(
@@ -157,3 +176,30 @@ def open_checkpoint(
             break
     checkpoint = parse_checkpoint(parsed.text)
     return OpenedCheckpoint(checkpoint, tuple(signed), tuple(cosigned), tuple(broken))
+
+
+def continuous_keys(
+    claimed: Sequence[VerifierKey], notes: Sequence[bytes]
+) -> tuple[VerifierKey, ...]:
+    """The first claimed key, and those that signed the same checkpoint as one of them did.
+
+    This is how a log shows, by itself, that its key was replaced: both sign for a while.
+    """
+    adopted, rest = list(claimed[:1]), list(claimed[1:])
+    moved = True
+    while moved and rest:
+        moved = False
+        for key in list(rest):
+            if any(_both_signed(note, adopted, key) for note in notes):
+                adopted.append(key)
+                rest.remove(key)
+                moved = True
+    return tuple(adopted)
+
+
+def _both_signed(note: bytes, adopted: Sequence[VerifierKey], key: VerifierKey) -> bool:
+    try:
+        signed_by = open_checkpoint(note, [*adopted, key]).signed_by
+    except NoteFormatError:
+        return False
+    return key in signed_by and any(other in signed_by for other in adopted)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvrun.audit.chain import ChainPoint, ChainWalker
-from kvrun.audit.checkpoint import Checkpoint, CheckpointSigner, open_checkpoint
+from kvrun.audit.checkpoint import Checkpoint, CheckpointSigner, known_keys, open_checkpoint
 from kvrun.audit.errors import AuditError, AuditLogDamagedError, AuditRecordError, NoteFormatError
 from kvrun.audit.merkle import Frontier
 from kvrun.audit.record import Event, decode_record
@@ -225,7 +225,7 @@ def _read_manifest(path: Path, log_id: str, signer: CheckpointSigner) -> Manifes
 
 def _own_checkpoint(path: Path, note: bytes, log_id: str, signer: CheckpointSigner) -> Checkpoint:
     try:
-        opened = open_checkpoint(note, [signer.key])
+        opened = open_checkpoint(note, known_keys(signer))
     except NoteFormatError as error:
         raise _damaged(
             path.parent, f"the checkpoint in {path.name} is malformed: {error}"

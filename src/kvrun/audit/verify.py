@@ -12,7 +12,7 @@ from itertools import pairwise
 
 from kvrun.audit.attestation import Attestation
 from kvrun.audit.chain import BreakKind, ChainPoint, ChainWalker
-from kvrun.audit.checkpoint import OpenedCheckpoint, open_checkpoint
+from kvrun.audit.checkpoint import OpenedCheckpoint, continuous_keys, open_checkpoint
 from kvrun.audit.errors import AuditError, AuditRecordError, NoteFormatError
 from kvrun.audit.merkle import Frontier
 from kvrun.audit.note import VerifierKey, parse_verifier_key
@@ -137,12 +137,15 @@ class _Verification:
 
     def _adopt_claimed_key(self, manifests: Sequence[Manifest | None]) -> None:
         texts = [self.claimed_key, *(item.signer for item in manifests if item)]
-        for text in filter(None, texts):
+        found: list[VerifierKey] = []
+        for text in dict.fromkeys(filter(None, texts)):
             try:
-                self.keys = (parse_verifier_key(text),)
-                return
+                found.append(parse_verifier_key(text))
             except NoteFormatError as error:
-                self._fail(Aspect.INTEGRITY, Code.BAD_CHECKPOINT, error.message)
+                if not found:
+                    self._fail(Aspect.INTEGRITY, Code.BAD_CHECKPOINT, error.message)
+        notes = [item.checkpoint.encode() for item in manifests if item]
+        self.keys = continuous_keys(found, notes)
 
     def _anchor(self, note: bytes, source: str, *, remembered: bool = False) -> None:
         try:

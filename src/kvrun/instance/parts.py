@@ -13,7 +13,6 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from kvrun.audit.checkpoint import Ed25519Signer
 from kvrun.audit.writer import AuditLimits, AuditLog, AuditMode
 from kvrun.cache.disk import DiskTier
 from kvrun.cache.memory import MemoryTier
@@ -34,6 +33,7 @@ from kvrun.instance.erasing import ErasureParts
 from kvrun.instance.erasures import Erasures
 from kvrun.instance.instance import Instance
 from kvrun.instance.journal import POLICY_REVISION, Journal
+from kvrun.instance.ring_signer import RingSigner
 from kvrun.instance.transfers import Transfers
 from kvrun.keys.filesystem import ClaimClass
 from kvrun.keys.limits import KeyLimits
@@ -97,11 +97,10 @@ def open_parts(
         stack.callback(keys.close)
         log_id = f"{workspace}/{deployment}/{socket.gethostname()}"
         ring = SigningRing(layout.signing_keys, now=time.time)
-        signing_key = ring.load_or_create(KeyPurpose.CHECKPOINT).private_key
         log = AuditLog.open(
             layout.audit,
             log_id=log_id,
-            signer=Ed25519Signer(log_id, signing_key),
+            signer=RingSigner(log_id, ring),
             now=time.time,
             mode=AuditMode(config.audit.mode),
             limits=AuditLimits(
@@ -153,13 +152,12 @@ def open_erasures(
     """
     layout = config.layout
     log_id = f"{parts.log_id}/erasures"
-    checkpoint_key = parts.signing.load_or_create(KeyPurpose.CHECKPOINT).private_key
     parts.signing.load_or_create(KeyPurpose.CERTIFICATE)  # so that a trust anchor has it
     jobs = JobStore(layout.erasure / "jobs")
     ledger = ErasureLedger.open(
         layout.erasure / "ledger",
         log_id=log_id,
-        signer=Ed25519Signer(log_id, checkpoint_key),
+        signer=RingSigner(log_id, parts.signing),
         now=time.time,
     )
     with contextlib.closing(ledger):
