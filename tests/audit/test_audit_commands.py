@@ -1,17 +1,24 @@
 """``kvrun verify`` and ``kvrun audit`` on a real log."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 import typer
-from simulator import edit_a_record, honest, rewrite_with_the_key, signer
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from simulator import ATTACKS, Attack, edit_a_record, honest, rewrite_with_the_key, signer
 from typer.testing import CliRunner
 
+from kvrun.audit.checkpoint import cosign_checkpoint
 from kvrun.audit.errors import AuditError
+from kvrun.audit.files import verify_files
+from kvrun.audit.note import COSIGNATURE_V1, VerifierKey
 from kvrun.audit.proof import check_proof, parse_proof
+from kvrun.audit.verify import Trust
 from kvrun.bench.audit import AuditBenchSettings, run_audit_bench
 from kvrun.cli.audit import app as audit_app
+from kvrun.cli.log_report import next_step
 from kvrun.cli.verify import verify_command
 
 verify_app = typer.Typer()
@@ -30,20 +37,22 @@ def test_verify_prints_one_line_a_verdict_and_ends_with_0(tmp_path: Path, key: s
     world = honest(tmp_path)
     result = run(verify_app, [str(world.folder), "--key", key])
     assert result.exit_code == 0
-    lines = result.output.splitlines()
-    assert [line.split()[:2] for line in lines[1:]] == [
+    words = [line.split()[:2] for line in result.output.splitlines() if line[:1] not in (" ", "")]
+    assert words[1:5] == [
         ["integrity", "pass"],
         ["completeness", "unknown"],
         ["freshness", "unknown"],
         ["witnessed", "unknown"],
     ]
+    assert words[5][0] == "next:"
+    assert "--checkpoint" in result.output
 
 
 def test_verify_ends_with_2_without_a_trusted_key(tmp_path: Path) -> None:
     world = honest(tmp_path)
     result = run(verify_app, [str(path) for path in reversed(world.segments())])
     assert result.exit_code == 2
-    assert "self-asserted" in result.output
+    assert "self_asserted: " in result.output
 
 
 def test_verify_ends_with_1_and_names_the_attack(tmp_path: Path, key: str) -> None:
@@ -54,6 +63,52 @@ def test_verify_ends_with_1_and_names_the_attack(tmp_path: Path, key: str) -> No
     report = json.loads(result.output)
     assert report["verdicts"]["integrity"] == "fail"
     assert {"chain_broken", "manifest_mismatch"} <= {f["code"] for f in report["findings"]}
+
+
+@pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.run.__name__)
+def test_whatever_was_found_fits_100_columns_and_ends_with_a_next_step(
+    tmp_path: Path, key: str, attack: Attack
+) -> None:
+    world = honest(tmp_path)
+    attack.run(world)
+    kept = tmp_path / "kept"
+    kept.write_bytes(world.remembered)
+    result = run(verify_app, [str(world.folder), "--key", key, "--checkpoint", str(kept)])
+    assert result.exit_code == 1
+    lines = result.output.splitlines()
+    assert max(map(len, lines)) <= 100
+    assert any(line.startswith("next: ") for line in lines)
+    for _, code in attack.remembered:
+        assert f"{code}: " in result.output or "--json lists all" in result.output
+
+
+def test_the_json_report_has_the_documented_fields_and_no_other(tmp_path: Path, key: str) -> None:
+    world = honest(tmp_path)
+    report = json.loads(run(verify_app, [str(world.folder), "--key", key, "--json"]).output)
+    page = (Path(__file__).parents[2] / "docs/spec/audit-log.md").read_text()
+    section = page.split("`--json` prints one object", 1)[1].split("| finding |", 1)[0]
+    names = [
+        name
+        for row in re.findall(r"^\| (`.*?) \|", section, re.MULTILINE)
+        for name in re.findall(r"`(\w+)`", row)
+    ]
+    assert sorted(report) == sorted(names)
+    assert report["v"] == 1
+
+
+def test_nothing_is_left_to_do_when_all_four_pass(tmp_path: Path) -> None:
+    world = honest(tmp_path)
+    private = Ed25519PrivateKey.from_private_bytes(b"w" * 32)
+    note = cosign_checkpoint(world.remembered, "witness.test/w1", private, 1_700_000_100)
+    public = private.public_key().public_bytes_raw()
+    trust = Trust(
+        keys=(signer().key,),
+        witnesses=(VerifierKey("witness.test/w1", COSIGNATURE_V1, public),),
+        remembered=(note,),
+        now=world.clock.time,
+        max_age_seconds=60,
+    )
+    assert next_step(verify_files([world.folder], trust)) == ""
 
 
 def test_a_kept_checkpoint_shows_a_rewrite_by_the_keys_owner(tmp_path: Path, key: str) -> None:

@@ -4,12 +4,10 @@ import time
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
 
 from kvrun.audit.errors import AuditError
 from kvrun.audit.files import read_keys, verify_files
-from kvrun.audit.verdict import Aspect, Code, VerificationReport
 from kvrun.audit.verify import Trust
 from kvrun.cli.certificate import (
     Opening,
@@ -26,6 +24,7 @@ from kvrun.cli.evidence import (
     TsaCertificate,
     read_evidence,
 )
+from kvrun.cli.log_report import print_log_report
 from kvrun.cli.trust import read_anchor
 from kvrun.erasure.errors import ErasureError
 
@@ -96,50 +95,8 @@ def verify_command(
         max_silence_seconds=max_silence,
     )
     report = verify_files(segments, known)
-    typer.echo(report_json(report) if as_json else report_text(report))
+    print_log_report(report, as_json=as_json)
     raise typer.Exit(report.exit_code)
-
-
-def report_text(report: VerificationReport) -> str:
-    """One line a verdict: aspect, verdict, and the findings that decided it."""
-    first = f"log {report.log_id or '(none)'}, records {report.first_seq} to {report.next_seq - 1}"
-    if report.next_seq <= report.first_seq:
-        first = f"log {report.log_id or '(none)'}, no records"
-    lines = [first]
-    for aspect in Aspect:
-        verdict = report.verdict(aspect)
-        found = [
-            item for item in report.findings if item.aspect is aspect and item.verdict is verdict
-        ]
-        shown = "; ".join(f"{item.code}: {item.detail}" for item in found[:3])
-        more = f"; and {len(found) - 3} more" if len(found) > 3 else ""
-        lines.append(f"{aspect:<13} {verdict:<8} {shown}{more}")
-    if Code.SELF_ASSERTED in report.codes():
-        lines.append("note          the signer is self-asserted: no trusted key was given (--key)")
-    return "\n".join(lines)
-
-
-def report_json(report: VerificationReport) -> str:
-    """The report as one JSON object."""
-    return msgspec.json.encode(
-        {
-            "log": report.log_id,
-            "first_seq": report.first_seq,
-            "next_seq": report.next_seq,
-            "trusted_key": report.trusted_key,
-            "exit_code": report.exit_code,
-            "verdicts": {str(aspect): str(report.verdict(aspect)) for aspect in Aspect},
-            "findings": [
-                {
-                    "aspect": item.aspect,
-                    "code": item.code,
-                    "verdict": item.verdict,
-                    "detail": item.detail,
-                }
-                for item in report.findings
-            ],
-        }
-    ).decode()
 
 
 def _read(path: Path) -> bytes:
