@@ -1,10 +1,7 @@
 """A collector over folders, and a log of the audit adversary's to collect."""
 
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "audit"))
 
 from simulator import Clock
 

@@ -158,13 +158,14 @@ def open_storage(url: str, options: Mapping[str, str] | None = None) -> Storage:
     try:
         if url.startswith("file:///"):
             return _FolderStorage(Path(url.removeprefix("file://")))
-        config: dict[str, Any] = dict(options or {})
-        client: dict[str, Any] = {}
+        # Which keys there are depends on the store, which knows them itself.
+        config: Any = dict(options or {})
+        client: Any = None
         if url.startswith("s3"):
             config.setdefault("checksum_algorithm", "SHA256")
         if config.get("endpoint", "").startswith("http://"):
-            client["allow_http"] = True
-        return Storage(from_url(url, config=config, client_options=client or None), url)
+            client = {"allow_http": True}
+        return Storage(from_url(url, config=config, client_options=client), url)
     except (BaseError, OSError, ValueError, TypeError) as error:
         raise StorageError(
             f"Storage {url} cannot be opened: {str(error).split(chr(10), 1)[0][:300]}",
