@@ -206,7 +206,7 @@ def open_checkpoint(note: bytes, keys, witnesses=()) -> dict:
             if not signed_by(key["raw"], message, signature):
                 opened["broken"].add(name)
             elif key in keys:
-                opened["signed"].append(name)
+                opened["signed"].append(key_id)
             else:
                 opened["cosigned"].append((name, stated))
             break
@@ -729,7 +729,7 @@ class LogCheck:
         """Check segments, each as (name, bytes, manifest bytes or None), in order."""
         manifests = [self.manifest(name, raw) for name, _, raw in segments]
         if not self.trusted:
-            self.adopt([claimed_key, *(item["signer"] for item in manifests if item)])
+            self.adopt(claimed_key, [item for item in manifests if item])
         for note in self.remembered:
             self.anchor(note, "the remembered checkpoint", True)
         if latest is not None:
@@ -756,14 +756,32 @@ class LogCheck:
             return None
         return manifest
 
-    def adopt(self, texts):
-        """Take the log's own key, for want of another."""
-        for text in filter(None, texts):
+    def adopt(self, claimed_key, manifests):
+        """Take the log's own keys, for want of others: the first one that it names, and those
+        that signed the same checkpoint as one of them did, which is how a key is replaced."""
+        found = []
+        for text in dict.fromkeys([claimed_key, *(item["signer"] for item in manifests)]):
             try:
-                self.keys = [verifier_key(text)]
-                return
+                found += [verifier_key(text)] if text else []
             except FormatError as error:
-                self.say("integrity", FAIL, "bad_checkpoint", str(error))
+                if not found:
+                    self.say("integrity", FAIL, "bad_checkpoint", str(error))
+        self.keys, rest = found[:1], found[1:]
+        notes = [item["checkpoint"].encode() for item in manifests]
+        while True:
+            joined = [key for key in rest if any(self.follows(note, key) for note in notes)]
+            if not joined:
+                return
+            self.keys += joined
+            rest = [key for key in rest if key not in joined]
+
+    def follows(self, note, key):
+        """Whether a checkpoint is signed both by this key and by one that is taken already."""
+        try:
+            signed = open_checkpoint(note, [*self.keys, key])["signed"]
+        except FormatError:
+            return False
+        return key["id"] in signed and any(other["id"] in signed for other in self.keys)
 
     def anchor(self, note, source, remembered):
         """Take in a checkpoint: its root is compared where the tree has its size."""

@@ -7,10 +7,11 @@ from pathlib import Path
 import msgspec
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from msgspec.structs import replace
 from simulator import ATTACKS, LOG_ID, Attack, honest, signer
 
 from kvrun.audit.files import verify_files
-from kvrun.audit.note import COSIGNATURE_V1, VerifierKey
+from kvrun.audit.note import COSIGNATURE_V1, Note, NoteSignature, VerifierKey, parse_note
 from kvrun.audit.segment import manifest_path, parse_manifest
 from kvrun.audit.statement import TOMBSTONE, Tombstone, sign_statement
 from kvrun.audit.verify import Trust
@@ -111,3 +112,23 @@ def test_both_judge_a_pruned_beginning_alike(change: str | None, tmp_path: Path)
     assert {item[2] for item in result.findings} == {str(code) for code in report.codes()}
     expected = {None: "pruned", "signature": "bad_tombstone"}.get(change, "starts_late")
     assert expected in {str(code) for code in report.codes()}
+
+
+@pytest.mark.parametrize("handed_over", [True, False])
+def test_both_follow_a_log_to_its_new_key_alike(handed_over: bool, tmp_path: Path) -> None:
+    world = honest(tmp_path)
+    manifests = sorted(world.folder.glob("*.manifest.json"))
+    for place, path in enumerate(manifests):
+        manifest = parse_manifest(path.read_bytes())
+        text = parse_note(manifest.checkpoint.encode()).text
+        seeds = [1] if place == 0 else [1, 2] if handed_over else [2]
+        signers = [signer(seed) for seed in seeds]
+        lines = [NoteSignature(LOG_ID, one.key.key_id, one.sign(text)) for one in signers]
+        note = Note(text, tuple(lines)).encode().decode()
+        own = signers[-1].key.text()
+        path.write_bytes(replace(manifest, checkpoint=note, signer=own).encode())
+    world.sign(seed=2)
+    (world.folder / "signer.vkey").write_text(signer(2).key.text())
+    assert len(manifests) == 2
+    for trusted in (True, False):
+        assert_same(world.folder, trusted=trusted, remembered=world.remembered)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from kvrun.audit.files import read_keys
-from kvrun.audit.note import ED25519, VerifierKey, parse_verifier_key
+from kvrun.audit.note import ED25519, VerifierKey
 from kvrun.audit.segment import SIGNER_NAME
 from kvrun.cli.options import (
     DEFAULT_CONFIG,
@@ -112,6 +112,6 @@ def log_keys(layout: DataLayout, keys: list[SigningKey]) -> list[VerifierKey]:
     ]
     own = (layout.audit / SIGNER_NAME, layout.erasure / "ledger" / SIGNER_NAME)
     files = [*own, *sorted(layout.control.glob(f"*/{SIGNER_NAME}"))]
-    stated = [parse_verifier_key(path.read_text().strip()) for path in files if path.is_file()]
+    stated = [key for path in files if path.is_file() for key in read_keys(path)]
     names = sorted({key.name for key in stated if key.public_key in mine})
     return [VerifierKey(name, ED25519, public) for name in names for public in mine]
