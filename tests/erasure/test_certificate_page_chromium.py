@@ -13,6 +13,7 @@ from certificate_world import NOW, Operator
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from playwright.sync_api import Browser, Page
 
+from audit.pruned_world import CHANGES, prune
 from audit.simulator import ATTACKS, Attack, honest, signer
 from kvrun.audit.files import verify_files
 from kvrun.audit.verify import Trust
@@ -32,10 +33,11 @@ CHECK = """async ([data, anchor, now, opening, subject]) => {
   });
   return checks.map((check) => check.slice(0, 3));
 }"""
-LOG = """async ([segments, latest, claimed, key, remembered, now]) => {
+LOG = """async ([segments, latest, claimed, key, remembered, now, witnesses, tombstones]) => {
   const bytes = (text) => text === null ? null : kvrun.unbase64(text);
   const check = new kvrun.LogCheck({
     keys: key ? [kvrun.verifierKey(key)] : [], remembered: remembered.map(bytes), now, maxAge: 60,
+    witnesses: witnesses.map(kvrun.verifierKey), tombstones: tombstones.map(bytes),
   });
   const parts = segments.map(([name, data, manifest]) =>
     ({ name, bytes: bytes(data), manifest: bytes(manifest) }));
@@ -107,10 +109,25 @@ def test_the_page_names_every_attack_on_a_log(page: Page, attack: Attack, tmp_pa
         trust = Trust(keys=keys, remembered=(world.remembered,), now=now, max_age_seconds=60)
         report = verify_files([world.folder], trust)
         given = keys[0].text() if keys else ""
-        found = page.evaluate(LOG, [parts, encoded(latest), claimed, given, kept, now])
+        found = page.evaluate(LOG, [parts, encoded(latest), claimed, given, kept, now, [], []])
         assert {tuple(item) for item in found} == {
             (str(item.aspect), str(item.verdict), str(item.code)) for item in report.findings
         }
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_the_page_judges_a_pruned_beginning_alike(
+    page: Page, change: str | None, tmp_path: Path
+) -> None:
+    world = honest(tmp_path)
+    witness, key = prune(world, change), signer().key
+    report = verify_files([world.folder], Trust(keys=(key,), witnesses=(witness,)))
+    segments, latest, claimed, stones = standalone.load().log_files([world.folder])
+    parts = [[name, encoded(data), encoded(manifest)] for name, data, manifest in segments]
+    others = [[witness.text()], [encoded(stone) for stone in stones]]
+    found = page.evaluate(LOG, [parts, encoded(latest), claimed, key.text(), [], None, *others])
+    assert {item[2] for item in found} == {str(code) for code in report.codes()}
+    assert CHANGES[change] in {item[2] for item in found}
 
 
 def test_the_pages_own_ed25519_is_right(page: Page) -> None:
