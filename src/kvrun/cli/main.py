@@ -16,6 +16,7 @@ from kvrun.cli import (
     demo,
     doctor,
     erase,
+    erase_user,
     init,
     instance,
     requests,
@@ -87,6 +88,7 @@ app.command("verify")(verify.verify_command)
 app.add_typer(audit.app, name="audit")
 app.add_typer(bench.app, name="bench")
 app.add_typer(certificate.app, name="certificate")
+erase.app.command("user")(erase_user.user)
 app.add_typer(erase.app, name="erase")
 app.add_typer(instance.app, name="instance")
 app.add_typer(requests.app, name="requests")

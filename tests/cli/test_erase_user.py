@@ -1,0 +1,126 @@
+"""One person in every deployment of a workspace, running, stopped or unknown to the command."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvrun.erasure.certificate import ErasureStatement, decode_statement
+from kvrun.erasure.document import parse_certificate, payload_of
+from support.client import grant
+from support.daemon import Daemon
+
+
+def kvrun(folder: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("KVRUN_")}
+    return subprocess.run(
+        [sys.executable, "-m", "kvrun", *map(str, arguments)],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
+    )
+
+
+def answer(done: subprocess.CompletedProcess[str]) -> Any:
+    assert done.stdout, done.stderr
+    return json.loads(done.stdout)
+
+
+def statement(path: str | Path) -> ErasureStatement:
+    return decode_statement(payload_of(parse_certificate(Path(path).read_bytes())))
+
+
+@pytest.fixture
+def deployments() -> Iterator[list[Daemon]]:
+    """``running`` and ``stopped`` know the user, ``empty`` does not; only the first runs."""
+    above = Path(tempfile.mkdtemp(prefix="kvr-", dir="/tmp"))
+    made = []
+    for name in ("running", "stopped", "empty"):
+        folder = above / name
+        folder.mkdir()
+        daemon = Daemon(folder, settings=f'[deployment]\nworkspace = "default"\nname = "{name}"\n')
+        daemon.start()
+        (daemon.data / "run" / "admin.token").write_text(daemon.admin_token)
+        if name != "empty":
+            grant(daemon, "alice", "one")
+        grant(daemon, "bob")
+        if name != "running":
+            daemon.stop()
+            (daemon.data / "run" / "admin.token").unlink()
+        made.append(daemon)
+    yield made
+    for daemon in made:
+        daemon.stop()
+    shutil.rmtree(above, ignore_errors=True)
+
+
+def test_one_parent_certificate_lists_each_deployment(deployments: list[Daemon]) -> None:
+    folder = deployments[0].folder
+    configs = [part for daemon in deployments for part in ("-c", daemon.config)]
+    command = ("erase", "user", "alice", "--workspace", "default", "--json", *configs)
+
+    refused = kvrun(folder, *command)
+    assert refused.returncode == 1
+    assert "token" in refused.stderr
+
+    plan = answer(kvrun(folder, *command, "--plan"))
+    assert [one["sessions"] for one in plan["deployments"]] == [1, 1, 0]
+    done = kvrun(folder, *command, "--ref", "DSAR-123", "--confirm", plan["token"])
+    assert done.returncode == 0, done.stderr
+    parent = statement(answer(done)["certificate"])
+    assert parent.request.reference == "DSAR-123"
+    assert {child.deployment: child.outcome.value for child in parent.children} == {
+        "running": "erased",
+        "stopped": "erased",
+        "empty": "nothing_held",
+    }
+    for daemon, child in zip(
+        deployments, (_child(parent, name) for name in ("running", "stopped", "empty")), strict=True
+    ):
+        (path,) = daemon.data.rglob(f"certificates/{child.certificate_id}.json")
+        own = statement(path)
+        assert own.request.reference == "DSAR-123"
+        assert bool(own.keys) == (child.outcome.value == "erased")
+        listed = answer(kvrun(daemon.folder, "erase", "list", "--ref", "DSAR-123", "--json"))
+        assert child.certificate_id in {row["id"] for row in listed}
+
+    stopped = deployments[1]
+    stopped.start()
+    assert grant(stopped, "alice", "one").generation > 2
+    assert grant(stopped, "bob").generation == 2
+
+
+def test_storage_without_its_configuration_is_pending_not_forgotten(
+    deployments: list[Daemon],
+) -> None:
+    daemon = deployments[0]
+    (daemon.data / "storage/default/deployments/forgotten").mkdir(parents=True)
+    command = ("erase", "user", "alice", "--workspace", "default", "-c", daemon.config, "--json")
+    token = answer(kvrun(daemon.folder, *command, "--plan"))["token"]
+    done = kvrun(daemon.folder, *command, "--confirm", token)
+    assert done.returncode == 1
+    parent = statement(answer(done)["certificate"])
+    assert _child(parent, "forgotten").outcome.value == "pending"
+    assert _child(parent, "running").outcome.value == "erased"
+
+
+def test_another_workspace_is_refused(deployments: list[Daemon]) -> None:
+    daemon = deployments[0]
+    done = kvrun(daemon.folder, "erase", "user", "a", "--workspace", "acme", "-c", daemon.config)
+    assert done.returncode == 1
+    assert "'default', not 'acme'" in done.stderr
+
+
+def _child(parent: ErasureStatement, name: str) -> Any:
+    return next(child for child in parent.children if child.deployment == name)
