@@ -1,0 +1,135 @@
+"""``kvrun bench erase``: from a request to the signed certificate, in a full deployment.
+
+Every session has its key and its share of the indexed blocks. The sessions that are erased have
+real sealed blocks on disk; the others' are in the index only, which is what their number costs.
+No engine is connected: how long one takes to zero its pages is its own figure.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvrun.bench.machine import describe_commit, describe_machine
+from kvrun.bench.paired import Goal
+from kvrun.bench.report import Report, Row
+from kvrun.cache.session import NAME_BYTES
+from kvrun.config import KvrunConfig, parse_config
+from kvrun.erasure.certificate import RequestKind
+from kvrun.erasure.plan import ErasureScope
+from kvrun.erasure.targets import NoEngines
+from kvrun.instance.erasures import ErasureRequest
+from kvrun.instance.instance import Instance
+from kvrun.instance.parts import open_erasures, open_parts
+
+_P50_GOAL = Goal(300.0, at_most=True)
+_P99_GOAL = Goal(1000.0, at_most=True)
+_CELL_BYTES = 64
+_REQUESTER = "kvrun bench erase"
+
+
+@dataclass(frozen=True, slots=True)
+class EraseBenchSettings:
+    """How full the deployment is, and how many of its sessions are erased one after the other."""
+
+    sessions: int = 10_000
+    blocks: int = 1_000_000
+    erasures: int = 100
+    folder: Path | None = None
+
+
+def run_erase_bench(
+    settings: EraseBenchSettings | None = None, say: Callable[[str], None] = lambda _: None
+) -> Report:
+    """Fill a deployment in a temporary folder, then erase sessions. Takes a minute or so."""
+    settings = settings or EraseBenchSettings()
+    erasures = min(settings.erasures, settings.sessions)
+    with tempfile.TemporaryDirectory(dir=settings.folder, prefix="kvrun-bench-") as name:
+        config = _config(Path(name), settings)
+        with (
+            open_parts(config) as parts,
+            open_erasures(config, parts, None, NoEngines()) as running,
+        ):
+            _fill(parts.instance, settings, erasures, say)
+            times = []
+            for number in range(erasures):
+                say(f"erasing {number + 1} of {erasures}")
+                scope = ErasureScope(RequestKind.SESSION, _tenant(number), "default")
+                began = time.perf_counter()
+                running.erase(ErasureRequest(scope, _REQUESTER))
+                times.append((time.perf_counter() - began) * 1e3)
+            claim = parts.root.facts.claim.value
+    return Report(
+        bench="erase",
+        machine=describe_machine(),
+        commit=describe_commit(),
+        rows=_rows(settings, times, claim),
+    )
+
+
+def _rows(settings: EraseBenchSettings, times: list[float], claim: str) -> tuple[Row, ...]:
+    p50 = statistics.median(times)
+    p99 = statistics.quantiles(times, n=100)[98] if len(times) > 1 else times[0]
+    against = (
+        f"{len(times)} erasures among {settings.sessions:,} sessions and {settings.blocks:,} "
+        f"indexed blocks, class {claim}; {min(times):.0f} to {max(times):.0f} ms"
+    )
+    return (
+        Row(
+            metric="request to signed certificate, p50",
+            value=p50,
+            unit="ms",
+            against=against,
+            goal=str(_P50_GOAL),
+            met=_P50_GOAL.holds(p50),
+        ),
+        Row(
+            metric="request to signed certificate, p99",
+            value=p99,
+            unit="ms",
+            against=against,
+            goal=str(_P99_GOAL),
+            met=_P99_GOAL.holds(p99),
+        ),
+    )
+
+
+def _fill(
+    instance: Instance, settings: EraseBenchSettings, erasures: int, say: Callable[[str], None]
+) -> None:
+    instance.cache.carve(_CELL_BYTES)
+    each, rest = divmod(settings.blocks, settings.sessions)
+    content = bytes(_CELL_BYTES)
+    for number in range(settings.sessions):
+        if number % 500 == 0:
+            say(f"session {number} of {settings.sessions}")
+        keys = instance.keys.acquire(_tenant(number), "default")
+        session = instance.cache.session(keys.tenant_ref, keys.session_ref, epoch=keys.generation)
+        for block in range(each + (number < rest)):
+            name = block.to_bytes(NAME_BYTES, "big")
+            if number >= erasures:
+                session.index_for_measuring(name, _CELL_BYTES)
+                continue
+            reservation = session.reserve(name, _CELL_BYTES)
+            if reservation is not None:
+                reservation.view[:] = content
+                reservation.commit()
+    instance.cache.flush(600.0)
+
+
+def _config(folder: Path, settings: EraseBenchSettings) -> KvrunConfig:
+    memory = max(64 << 20, 2 * settings.blocks * _CELL_BYTES)
+    text = (
+        f'[deployment]\nworkspace = "bench"\nname = "bench"\n'
+        f'[instance]\ndata_dir = "data"\nmemory_bytes = {memory}\ndisk_bytes = {1 << 50}\n'
+    )
+    (folder / "data").mkdir(mode=0o700)
+    return parse_config(text, {}, source=folder / "kvrun.toml")
+
+
+def _tenant(number: int) -> str:
+    return f"tenant-{number}"
