@@ -36,6 +36,12 @@ class FixedDaemon:
         """The same grant for all: isolation is not what is measured here."""
         return FixedGrant("A" * 43, 1)
 
+    async def erase_user(
+        self, tenant: str, session: str, *, requester: str, reference: str, legal_basis: str
+    ) -> bytes:
+        """Nothing is erased here."""
+        raise NotImplementedError
+
     async def close(self) -> None:
         """Nothing to close."""
 
