@@ -151,10 +151,12 @@ def test_checkpoint_and_prove_give_files_that_others_can_check(tmp_path: Path) -
 
 
 def test_the_benchmark_measures_and_verifies_what_it_wrote(tmp_path: Path) -> None:
-    settings = AuditBenchSettings(records=600, batch=50, rounds=2, folder=tmp_path)
+    settings = AuditBenchSettings(records=600, batch=50, rounds=2, ttft_ms=250, folder=tmp_path)
     report = run_audit_bench(settings)
     assert [row.metric for row in report.rows if row.goal] == [
         "append, durable",
         "verify, one core",
+        "most memory held",
+        "records of a request, CPU of its TTFT",
     ]
     assert all(row.value and row.value > 0 for row in report.rows)
