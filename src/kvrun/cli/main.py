@@ -19,6 +19,7 @@ from kvrun.cli import (
     erase_user,
     init,
     instance,
+    keys,
     requests,
     run_one,
     status,
@@ -90,6 +91,7 @@ app.add_typer(bench.app, name="bench")
 app.add_typer(certificate.app, name="certificate")
 erase.app.command("user")(erase_user.user)
 app.add_typer(erase.app, name="erase")
+app.add_typer(keys.app, name="keys")
 app.add_typer(instance.app, name="instance")
 app.add_typer(requests.app, name="requests")
 app.add_typer(trust.app, name="trust")

@@ -13,7 +13,7 @@ from kvrun.claims import ClaimSigner
 from kvrun.claims.keyfile import load_signing_key
 from kvrun.config.gateway import GatewaySettings, JwtSettings
 from kvrun.gateway.admission import Admission
-from kvrun.gateway.apikeys import ApiKeys, load_api_keys
+from kvrun.gateway.apikeys_file import WatchedApiKeys
 from kvrun.gateway.auth import Authenticator
 from kvrun.gateway.errors import GatewayConfigError
 from kvrun.gateway.identity import identity_policy
@@ -156,7 +156,7 @@ def _authenticator(settings: GatewaySettings) -> Authenticator:
     keys = None
     # Without require_auth the header Authorization may be meant for the engine behind.
     if settings.require_auth and settings.api_keys_file is not None:
-        keys = ApiKeys(load_api_keys(settings.api_keys_file))
+        keys = WatchedApiKeys(settings.api_keys_file)
     verifier = None
     if settings.jwt is not None:
         verifier = JwtVerifier(settings.jwt, _jwks_fetch(settings.jwt), time.monotonic)

@@ -19,6 +19,7 @@ from kvrun.instance.admin import AdminService
 from kvrun.instance.audit_access import AuditAccess
 from kvrun.instance.auditing import AuditWatch, Directory
 from kvrun.instance.instance import Instance
+from kvrun.instance.key_access import KeyAccess
 from kvrun.instance.launch_secrets import LaunchSecrets
 from kvrun.instance.lease_end import LeaseEnd
 from kvrun.instance.parts import folder_lock, open_erasures, open_parts
@@ -108,6 +109,7 @@ def _open_instance(
                 "memory_tier": "locked" if memory.locked else f"not locked: {memory.lock_error}",
             },
         )
+        admin.add(KeyAccess(instance.keys, parts.journal).operations())
         admin.add(AuditAccess(parts.log).operations())
         admin.add({"whois": Directory(instance.keys, parts.journal).whois})
         server = InstanceServer(

@@ -123,6 +123,18 @@ class Journal:
         """A session got its key."""
         self._soon(self._event(Event.KEY_CREATED, keys=keys, request_id=request_id))
 
+    def key_rotated(self, what: str) -> None:
+        """An operator had a key of the deployment replaced: ``epoch`` or ``root``."""
+        self._surely(
+            AuditEvent(
+                event=Event.KEY_ROTATED,
+                workspace=self._workspace,
+                deployment=self._deployment,
+                policy_revision=POLICY_REVISION,
+                reason=_printable(what),
+            )
+        )
+
     def lease_over(self, reason: str) -> None:
         """The right to use any key of the deployment ended."""
         self._surely(

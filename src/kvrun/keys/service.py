@@ -27,7 +27,7 @@ from kvrun.keys.locked import Protection
 from kvrun.keys.open_handles import OpenHandles
 from kvrun.keys.records import check_name
 from kvrun.keys.ring_entries import RecoveryReport, SessionEntry, TenantEntry
-from kvrun.keys.root import Root
+from kvrun.keys.root import Root, RootFacts
 from kvrun.keys.session import HandleEnd, SessionInfo, SessionKeys
 from kvrun.keys.slots import OS_IO, SlotIO
 
@@ -108,6 +108,11 @@ class KeyService:
     def claim(self) -> ClaimClass:
         """What a destroyed key of this service may be said to be."""
         return self._root.facts.claim
+
+    @property
+    def root_facts(self) -> RootFacts:
+        """What the root is."""
+        return self._root.facts
 
     @property
     def protection(self) -> Protection:

@@ -1,0 +1,125 @@
+"""``kvrun keys``: list, rotate and revoke what is not a session's key."""
+
+import time
+from typing import Annotated
+
+import typer
+
+from kvrun.cli.options import (
+    DEFAULT_CONFIG,
+    AsJson,
+    ConfigFile,
+    console,
+    print_json,
+    read_config,
+    table,
+)
+from kvrun.launch.key_inventory import KeyEntry, KeyInventory, KeyKind
+
+app = typer.Typer(no_args_is_help=True)
+
+
+@app.callback()
+def keys() -> None:
+    """List, rotate and revoke API, claim, signing, epoch and root keys.
+
+    Sessions' keys are not here: they are made on first use and destroyed by `kvrun erase`, or when
+    they are idle or too old.
+    """
+
+
+@app.command("list")
+def list_keys(config_file: ConfigFile = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
+    """Show every key with its state and validity; never a secret.
+
+    Example: kvrun keys list --json
+    """
+    entries = KeyInventory(read_config(config_file)).entries()
+    if as_json:
+        print_json(entries)
+        return
+    rows = table("kind", "id", "state", "made", "until", "note")
+    for entry in entries:
+        rows.add_row(
+            entry.kind,
+            entry.id,
+            _state(entry),
+            _date(entry.created_at),
+            _date(entry.valid_until),
+            entry.note,
+        )
+    console().print(rows)
+
+
+@app.command()
+def rotate(
+    kind: Annotated[KeyKind, typer.Argument(help="Which kind of key.")],
+    key_id: Annotated[str, typer.Argument(metavar="ID", help="The API key's id.")] = "",
+    overlap_s: Annotated[
+        int | None,
+        typer.Option(
+            "--overlap",
+            min=0,
+            metavar="SECONDS",
+            help="How long earlier keys go on. Usual: api 7 days, instance 1 day,"
+            " checkpoint 90 days, certificate 1 hour.",
+        ),
+    ] = None,
+    valid_for_s: Annotated[
+        int | None,
+        typer.Option(
+            "--valid-for",
+            min=1,
+            metavar="SECONDS",
+            help="Limit a new signing key; by default it has no end.",
+        ),
+    ] = None,
+    config_file: ConfigFile = DEFAULT_CONFIG,
+    as_json: AsJson = False,
+) -> None:
+    """Put a new key in the place of one, while everything goes on running.
+
+    epoch and root are replaced by the running daemon, which destroys the ones before. A new API
+    key is printed once. Ends with status 2 for what cannot be rotated in this way.
+
+    Example: kvrun keys rotate checkpoint --overlap 7776000
+    """
+    if kind is KeyKind.API and not key_id:
+        raise typer.BadParameter("name the API key: `kvrun keys list` shows ids", param_hint="ID")
+    inventory = KeyInventory(read_config(config_file))
+    done = inventory.rotate(kind, key_id, overlap_s=overlap_s, valid_for_s=valid_for_s)
+    if as_json:
+        print_json(done)
+        return
+    out = console()
+    out.print(f"{done.kind} key {done.id} is in use; {done.note}", markup=False)
+    if done.secret:
+        out.print(f"\n{done.secret}\n\nIt is shown this once.", markup=False)
+
+
+@app.command()
+def revoke(
+    key_id: Annotated[str, typer.Argument(metavar="ID", help="A signing or API key's id.")],
+    config_file: ConfigFile = DEFAULT_CONFIG,
+    as_json: AsJson = False,
+) -> None:
+    """End a signing or API key at once; a daemon makes a new signing key when it needs one.
+
+    What a revoked key signed counts only where a witness or a timestamp shows that it is older.
+
+    Example: kvrun keys revoke 1f0a4c2e9b7d3568
+    """
+    entry = KeyInventory(read_config(config_file)).revoke(key_id)
+    if as_json:
+        print_json(entry)
+    else:
+        console().print(f"{entry.kind} key {entry.id}: {entry.state}", markup=False)
+
+
+def _state(entry: KeyEntry) -> str:
+    colour = {"in use": "green", "revoked": "red", "unknown": "yellow"}.get(entry.state)
+    return f"[{colour}]{entry.state}[/]" if colour else entry.state
+
+
+def _date(at: int | None) -> str:
+    return "-" if at is None else time.strftime("%Y-%m-%d %H:%M", time.gmtime(at))
