@@ -431,10 +431,12 @@ def check_certificate(data: bytes, *, anchor=None, now: float, opening=None, sub
         return checks
     say("statement", PASS, "understood", f"{stated['id']}, issued {stated['issued_at']}")
 
-    log_keys = (anchor and anchor["logs"]) or [parts["log_key"]]
+    log_keys = [parts["log_key"]]
+    if anchor and anchor["logs"]:  # no other log may speak for the one that is named
+        log_keys = [key for key in anchor["logs"] if key["name"] == stated["log"]]
     witnesses = anchor["witnesses"] if anchor else []
     tree = open_checkpoint(parts["checkpoint"], log_keys, witnesses)
-    log_problem = check_log(parts, stated, tree, log_keys)
+    log_problem = check_log(parts, stated, tree)
 
     say("signer", *check_signer(parts, stated, anchor, tree if not log_problem else None))
 
@@ -551,7 +553,7 @@ def read_statement(payload: bytes) -> dict:
     return stated
 
 
-def check_log(parts, stated, tree, log_keys):
+def check_log(parts, stated, tree):
     """Why the log does not prove that it holds this certificate, as (code, detail), or None."""
     record = parts["record"]
     names = {record["log"], tree["origin"], parts["log_key"]["name"], stated["log"]}
@@ -563,7 +565,7 @@ def check_log(parts, stated, tree, log_keys):
     )
     if not about or record["seq"] != parts["index"]:
         return "not_in_log", "the log's record is not about this certificate"
-    if not tree["signed"] or tree["broken"] & {key["name"] for key in log_keys}:
+    if not tree["signed"] or stated["log"] in tree["broken"]:
         return "log_not_signed", "the checkpoint has no valid signature of the log"
     leaf = leaf_hash(parts["line"])
     if not includes(leaf, parts["index"], tree["size"], parts["path"], tree["root"]):

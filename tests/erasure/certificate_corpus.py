@@ -22,6 +22,8 @@ from certificate_world import (
     statement,
 )
 
+from kvrun.audit.note import Note, NoteSignature, parse_note
+from kvrun.audit.proof import LogProof, parse_proof
 from kvrun.audit.record import format_time
 from kvrun.erasure.certificate import (
     Outcome,
@@ -34,7 +36,7 @@ from kvrun.erasure.certificate import (
 from kvrun.erasure.check import check_certificate
 from kvrun.erasure.document import make_certificate
 from kvrun.erasure.report import CertificateReport
-from kvrun.erasure.trust import parse_anchor
+from kvrun.erasure.trust import make_anchor, parse_anchor
 from kvrun.keys.filesystem import ClaimClass
 
 
@@ -62,6 +64,9 @@ class Case:
 
 GOOD = Operator().issue()
 _ANCHOR = msgspec.json.encode(GOOD.anchor)
+_OPERATOR = Operator()
+_MINE, _OTHER = _OPERATOR.include(GOOD.signed.digest), _OPERATOR.include("ab" * 32)
+_REPLACE = msgspec.structs.replace
 
 
 def _anchor(**changes: object) -> bytes:
@@ -98,13 +103,22 @@ def _forged_cosignature() -> bytes:
     return _changed(log={**log, "proof": proof})
 
 
+def _signed_by_another_log() -> tuple[bytes, str, bytes]:
+    """The anchor knows both logs; the other one's key signs a checkpoint in this one's name."""
+    other = Operator(log_id="kvrun.test/b", log_seed=5).log_signer
+    proof = parse_proof(_MINE.proof.encode())
+    text = parse_note(proof.checkpoint).text
+    line = NoteSignature(other.key.name, other.key.key_id, other.sign(text))
+    forged = LogProof(proof.index, proof.path, Note(text, (line,)).encode()).encode().decode()
+    logs = [_OPERATOR.log_signer.key, other.key]
+    anchor = make_anchor([_OPERATOR.signer.public()], logs)
+    return _with_log(_REPLACE(_MINE, proof=forged)), "log_not_signed", anchor
+
+
 def _issue(**changes: object) -> bytes:
     return Operator().issue(statement(**changes)).data
 
 
-_OPERATOR = Operator()
-_MINE, _OTHER = _OPERATOR.include(GOOD.signed.digest), _OPERATOR.include("ab" * 32)
-_REPLACE = msgspec.structs.replace
 _RETENTION = SnapshotRetention(root=1, machine=30)
 
 CASES = [
@@ -146,6 +160,7 @@ CASES = [
     Case("wrong root", _with_log(_REPLACE(_MINE, proof=_OTHER.proof)), "wrong_log_root", _ANCHOR),
     Case("foreign log", Operator(log_id="kvrun.test/b").issue().data, "foreign_log", _ANCHOR),
     Case("unsigned log", Operator(log_seed=9).issue().data, "log_not_signed", _ANCHOR),
+    Case("another log speaks for it", *_signed_by_another_log()),
     Case("forged cosignature", _forged_cosignature(), "bad_cosignature", _ANCHOR),
     Case("no witness", Operator(cosigned_at=None).issue().data, "no_witness", _ANCHOR),
     Case("wrong salt", GOOD.data, "bad_opening", _ANCHOR, opening=opening(salt=1)),

@@ -80,7 +80,9 @@ class _Checks:
         if parts is not None and self._signature(parts):
             statement = self.statement = self._statement(parts)
             if statement is not None:
-                opened = open_checkpoint(parts.proof.checkpoint, *self._log_keys(parts))
+                opened = open_checkpoint(
+                    parts.proof.checkpoint, self._log_keys(parts, statement), self._witnesses()
+                )
                 included = self._log_problem(parts, statement, opened) is None
                 self._signer(parts, statement, opened if included else None)
                 self._time(statement)
@@ -136,10 +138,14 @@ class _Checks:
         self._say(CheckName.STATEMENT, CheckCode.UNDERSTOOD, what)
         return statement
 
-    def _log_keys(self, parts: _Parts) -> tuple[tuple[VerifierKey, ...], tuple[VerifierKey, ...]]:
-        if self.anchor is None:
-            return (parts.log_key,), ()
-        return self.anchor.logs() or (parts.log_key,), self.anchor.witnesses()
+    def _log_keys(self, parts: _Parts, statement: ErasureStatement) -> list[VerifierKey]:
+        """The keys of the log that the statement names: no other log may speak for it."""
+        if self.anchor is None or not self.anchor.log_keys:
+            return [parts.log_key]
+        return [key for key in self.anchor.logs() if key.name == statement.log]
+
+    def _witnesses(self) -> tuple[VerifierKey, ...]:
+        return self.anchor.witnesses() if self.anchor else ()
 
     def _signer(
         self, parts: _Parts, statement: ErasureStatement, included: OpenedCheckpoint | None
@@ -211,8 +217,7 @@ class _Checks:
         about = record.event is Event.CERTIFIED and record.digest == payload_digest(parts.payload)
         if not about or record.seq != proof.index:
             return CheckCode.NOT_IN_LOG, "the log's record is not about this certificate"
-        keys = self._log_keys(parts)[0]
-        if not opened.signed_by or {key.name for key in keys} & set(opened.broken):
+        if not opened.signed_by or statement.log in opened.broken:
             return CheckCode.LOG_NOT_SIGNED, "the checkpoint has no valid signature of the log"
         leaf = leaf_hash(parts.document.log.record.encode())
         if not verify_inclusion(leaf, proof.index, tree.size, proof.path, tree.root):
@@ -230,8 +235,7 @@ class _Checks:
         self._say(CheckName.LOG, code, what)
 
     def _witness(self, opened: OpenedCheckpoint, included: bool) -> None:
-        witnesses = {key.name for key in self.anchor.witnesses()} if self.anchor else set()
-        broken = sorted(set(opened.broken) & witnesses)
+        broken = sorted(set(opened.broken) & {key.name for key in self._witnesses()})
         names = sorted({who.name for who in opened.cosigned_by})
         if broken:
             what = f"the cosignature of {', '.join(broken)} is not valid"
