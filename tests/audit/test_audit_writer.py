@@ -27,7 +27,7 @@ from kvrun.audit import (
     Record,
 )
 from kvrun.audit.checkpoint import open_checkpoint
-from kvrun.audit.cursor import read_records
+from kvrun.audit.cursor import LogCursor, read_records
 from kvrun.audit.files import verify_files
 from kvrun.audit.segment import SegmentFile, read_chunks
 from kvrun.audit.verdict import Aspect, Code, Verdict, VerificationReport
@@ -470,31 +470,63 @@ def test_concurrent_appenders_lose_and_mix_up_nothing(folder: Path, open_log: Op
     assert fine(folder)
 
 
-def test_readers_of_a_live_log_see_only_whole_records(folder: Path, open_log: Open) -> None:
+def test_64_readers_of_a_live_log_see_only_whole_records_in_order(
+    folder: Path, open_log: Open
+) -> None:
     log = open_log(AuditLimits(segment_bytes=30_000, group_seconds=0.001))
-    stop, wrong = threading.Event(), []
+    last, wrong = 401, []
 
-    def read() -> None:
-        while not stop.is_set():
-            try:
+    def follow() -> None:
+        """Reads on from where it was, until it has seen the last record."""
+        cursor, seqs = LogCursor(folder), list[int]()
+        try:
+            while len(seqs) < last:
+                seqs += [record.seq for record in cursor.read()]
+                time.sleep(0.005)
+            assert seqs == list(range(last))
+        except Exception as error:
+            wrong.append(error)
+
+    def read_again() -> None:
+        """Reads the log from its start, again and again."""
+        seqs = list[int]()
+        try:
+            while len(seqs) < last:
                 seqs = [record.seq for record in read_records(folder)]
-            except Exception as error:
-                wrong.append(error)
-                return
-            if seqs != list(range(len(seqs))):
-                wrong.append(AssertionError("out of order"))
-                return
+                assert seqs == list(range(len(seqs)))
+        except Exception as error:
+            wrong.append(error)
 
-    readers = [threading.Thread(target=read) for _ in range(8)]
+    readers = [threading.Thread(target=follow) for _ in range(60)]
+    readers += [threading.Thread(target=read_again) for _ in range(4)]
     for reader in readers:
         reader.start()
-    for number in range(400):
-        log.append(sealed(number))
-    log.commit()
-    stop.set()
+    for start in range(0, 400, 10):
+        log.append_durable(*(sealed(start + number) for number in range(10)))
     for reader in readers:
         reader.join()
     assert not wrong
+    assert len(list(folder.glob("segment-*.jsonl"))) > 3
+
+
+def test_a_reader_starts_anywhere_and_survives_a_collection(folder: Path, open_log: Open) -> None:
+    log = open_log(AuditLimits(segment_bytes=2000, group_seconds=60))
+    for number in range(30):
+        log.append_durable(sealed(number))
+    for start in range(31):
+        assert [r.seq for r in read_records(folder, from_seq=start)] == list(range(start, 31))
+    assert list(read_records(folder, from_seq=99)) == []
+    early = LogCursor(folder)
+    first = early.read()
+    log.release(through_seq=log.size)
+    left = [record.seq for record in read_records(folder)]
+    assert left == list(range(left[0], 31))
+    # The segment it was in is gone; it goes on with what is there.
+    seen = [record.seq for record in first]
+    while records := early.read():
+        seen += [record.seq for record in records]
+    assert seen == sorted(set(seen))
+    assert seen[-len(left) :] == left
 
 
 def test_chunks_are_whole_lines_whatever_their_size(tmp_path: Path) -> None:
