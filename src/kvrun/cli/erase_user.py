@@ -149,7 +149,7 @@ def _deployments(paths: Sequence[Path], workspace: str) -> list[KvrunConfig]:
 def _without_configuration(configs: Sequence[KvrunConfig], workspace: str) -> list[str]:
     """Deployments whose Storage lies in one of the data folders, and that nobody configured."""
     known = {config.deployment.name for config in configs}
-    found = set()
+    found: set[str] = set()
     for config in configs:
         above = config.layout.storage(workspace, config.deployment.name).parent
         if above.is_dir():

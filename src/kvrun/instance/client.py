@@ -255,7 +255,9 @@ class AsyncInstanceClient:
             await self._read(reader)
             self._writer = None
             self._on_lost()
-            for waiting in (*self._waiting.values(), *self._erasing.values()):
+            owed: list[asyncio.Future[SessionOpened] | asyncio.Future[UserErased]]
+            owed = [*self._waiting.values(), *self._erasing.values()]
+            for waiting in owed:
                 if not waiting.done():
                     waiting.set_exception(_away("the instance daemon went away"))
             while self._writer is None:

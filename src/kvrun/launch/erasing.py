@@ -13,7 +13,7 @@ from kvrun.erasure.plan import Plan
 from kvrun.erasure.targets import NoEngines
 from kvrun.errors import KvrunError
 from kvrun.instance.admin import erasure_request
-from kvrun.instance.client import InstanceUnavailableError
+from kvrun.instance.connection import InstanceUnavailableError
 from kvrun.instance.erasures import ErasureResult, Erasures
 from kvrun.instance.parts import InstanceBusyError, folder_lock, open_erasures, open_parts
 from kvrun.launch.admin import NotRunningError, ask_daemon
