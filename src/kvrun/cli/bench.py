@@ -64,7 +64,7 @@ def ttft(
 def gateway(as_json: AsJson = False) -> None:
     """What the gateway adds to the first byte and costs at 128 streams, beside nginx.
 
-    Needs gcc, and nginx for the comparison; takes about a minute.
+    Needs gcc, and nginx for the comparison; takes about two minutes.
 
     Example: kvrun bench gateway --json
     """
