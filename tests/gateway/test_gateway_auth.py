@@ -246,7 +246,7 @@ def test_the_keys_file_keeps_hashes_only_and_is_private(tmp_path: Path) -> None:
         ('{"keys":[{"id":"a","sha256":"kvk_x"}]}', "sha256 must be 64 lower-case hex digits"),
         (
             '{"keys":[{"id":"a","sha256":"' + "0" * 64 + '","scopes":["root"]}]}',
-            "unknown scope 'root', allowed are inference, metrics",
+            "unknown scope 'root', allowed are erase, inference, metrics",
         ),
         (
             '{"keys":[{"id":"a","sha256":"' + "0" * 64 + '","tenant":"a b"}]}',
