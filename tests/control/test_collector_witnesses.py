@@ -9,15 +9,19 @@ import pytest
 from collect_rig import Rig
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from s3_server import request, s3_server
-from simulator import LOG_ID, World, honest, signer
+from simulator import LOG_ID, QUIET, Clock, World, honest, signer
 from test_collector import grow
 
+from kvrun.audit import AuditLog
 from kvrun.audit.checkpoint import cosign_checkpoint, open_checkpoint
 from kvrun.audit.merkle import EMPTY_ROOT, verify_consistency
 from kvrun.audit.note import COSIGNATURE_V1, VerifierKey
+from kvrun.config import parse_config
 from kvrun.control.alerts import AlertKind
 from kvrun.control.collected import CollectedLog, checkpoint_name
 from kvrun.control.collector import CollectOutcome
+from kvrun.control.plane import ControlPlane
+from kvrun.control.rounds import run_round
 from kvrun.control.witness import (
     WitnessOutOfStepError,
     WitnessRefusedError,
@@ -129,6 +133,20 @@ def test_a_witness_that_saw_another_history_raises_an_alert_and_collection_goes_
     grow(world)
     rig.collect(world.folder)
     assert len(rig.alerts.all()) == 1, "the same is not said twice"
+
+
+def test_witness_settings_that_cannot_be_used_are_said_and_hold_nothing_up(
+    tmp_path: Path,
+) -> None:
+    text = '[witness]\nurls = ["http://127.0.0.1:1"]\nkeys_file = "missing"\n'
+    config = parse_config(text, {}, source=tmp_path / "kvrun.toml")
+    name = "default/default/here"
+    AuditLog.open(
+        config.layout.audit, log_id=name, signer=signer(name=name), now=Clock(), limits=QUIET
+    ).close()
+    (report,) = run_round(ControlPlane(config), reason="scheduled").logs
+    assert report.outcome is CollectOutcome.COLLECTED
+    assert "missing" in report.witnesses["[witness]"]
 
 
 def test_a_log_is_collected_into_an_object_store(tmp_path: Path, world: World) -> None:

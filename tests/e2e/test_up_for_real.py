@@ -68,7 +68,7 @@ def test_init_then_up_then_the_printed_curl_line_then_sigterm(folder: Path) -> N
         assert answer["usage"]["completion_tokens"] == 16
         assert answer["choices"][0]["text"]
         processes = json.loads((home / "kvrun-data/run/up.json").read_text())["processes"]
-        assert set(processes) == {"instance", "engine", "gateway"}
+        assert set(processes) == {"instance", "engine", "gateway", "collector"}
         status = json.loads(run(home, *KVRUN, "status", "--json"))
         assert status
         process.send_signal(signal.SIGTERM)

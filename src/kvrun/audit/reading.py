@@ -6,6 +6,7 @@ from pathlib import Path
 import msgspec
 
 from kvrun.audit.errors import AuditError
+from kvrun.audit.record import Count
 from kvrun.audit.segment import (
     CHECKPOINT_NAME,
     SIGNER_NAME,
@@ -23,8 +24,8 @@ MAX_SMALL_FILE_BYTES = 1 << 20
 class SegmentInfo(msgspec.Struct, frozen=True):
     """A segment that is there: its first record, its size, its manifest ("" while it is open)."""
 
-    first_seq: int
-    size_bytes: int
+    first_seq: Count
+    size_bytes: Count
     manifest: str
 
 
@@ -68,7 +69,7 @@ class LogFolder:
         try:
             with path.open("rb") as file:
                 file.seek(offset)
-                return file.read(min(size_bytes, MAX_READ_BYTES))
+                return file.read(max(0, min(size_bytes, MAX_READ_BYTES)))
         except OSError as error:
             raise AuditError(f"the segment {path} cannot be read: {error.strerror}") from None
 

@@ -54,9 +54,10 @@ def collect_always(config: KvrunConfig, every_s: int | None, *, as_json: bool) -
             report = run_round(plane, reason="scheduled")
             _show(report, as_json=as_json)
             failed = any(item.outcome in _FAILED for item in report.logs)
-        except KvrunError as error:
-            # What is wrong with Storage now may be right later; it is said each time.
-            sys.stderr.write(f"kvrun: {error.diagnostics()}\n")
+        except (KvrunError, OSError) as error:
+            # What is wrong with Storage or the disk now may be right later; it is said each time.
+            said = error.diagnostics() if isinstance(error, KvrunError) else str(error)
+            sys.stderr.write(f"kvrun: {said}\n")
             failed = True
         failures = failures + 1 if failed else 0
         period = every_s or config.audit.collect_every_s

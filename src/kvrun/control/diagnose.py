@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from kvrun.audit.checkpoint import parse_checkpoint
@@ -15,7 +16,8 @@ from kvrun.control.follow import whole_lines
 from kvrun.control.remembered import RememberedLog
 from kvrun.control.sources import LogSource, LogState, SourceUnavailableError
 
-MAX_EVIDENCE_BYTES = 256 * 2**20
+MAX_EVIDENCE_BYTES = 128 * 2**20
+_MAX_LISTINGS = 100
 _HISTORY = frozenset(
     {
         AlertKind.MALFORMED,
@@ -68,12 +70,15 @@ def _copy(source: LogSource, from_seq: int, path: Path) -> None:
     with os.fdopen(descriptor, "wb") as file:
         after = from_seq
         segments = source.segments(after)
-        while segments and left > 0:
+        for _ in range(_MAX_LISTINGS):
             for segment in segments:
                 # A segment that begins earlier than any that was stored: its first records.
                 skip = max(0, from_seq - segment.first_seq)
                 offset = 0
-                while left > 0 and (piece := source.read(segment.first_seq, offset, left)):
+                while (most := min(left, segment.size_bytes - offset)) > 0:
+                    piece = source.read(segment.first_seq, offset, most)
+                    if not piece:
+                        break
                     offset += len(piece)
                     while skip and piece:
                         _, _, piece = piece.partition(b"\n")
@@ -82,6 +87,8 @@ def _copy(source: LogSource, from_seq: int, path: Path) -> None:
                     left -= len(piece)
                 after = segment.first_seq + 1
             segments = [item for item in source.segments(after) if item.first_seq >= after]
+            if not segments or left <= 0:
+                break
         file.flush()
         os.fsync(file.fileno())
 
@@ -101,7 +108,7 @@ def _compare(
     except NoteFormatError:
         return deviation
     newer = TreeRange(old)
-    with shown.open("rb") as file:
+    with shown.open("rb") as file, suppress(DeviationError):  # what is no line ends the records
         for data in whole_lines(iter(lambda: file.read(1 << 20), b"")):
             leaves = leaf_hashes(data[:-1].split(b"\n"))
             before = leaves[: max(0, old - frontier.size)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ from kvrun.control.cosigner import open_cosigner
 from kvrun.control.journal import ControlJournal
 from kvrun.control.remembered import Memory
 from kvrun.control.sources import DaemonSource, FolderSource, LogSource
-from kvrun.control.witness import open_witnesses
+from kvrun.control.witness import Witness, WitnessUnavailableError, open_witnesses
 from kvrun.errors import KvrunError
 from kvrun.filelock import FileTakenError, hold_file
 from kvrun.storage import Storage, open_storage
@@ -82,7 +82,7 @@ class ControlPlane:
             alerts=self.alerts,
             journal=self.journal,
             cosigner=open_cosigner(self.config.layout, self.now),
-            witnesses=open_witnesses(self.config),
+            witnesses=self._witnesses(),
             now=self.now,
         )
 
@@ -112,11 +112,34 @@ class ControlPlane:
         finally:
             os.close(descriptor)
 
+    def _witnesses(self) -> Sequence[Witness]:
+        try:
+            return open_witnesses(self.config)
+        except KvrunError as error:
+            # The log is collected without them, and every collection says why.
+            return [_UnusableWitnesses(error)]
+
     def _source(self) -> LogSource:
         layout = self.config.layout
         if _answers(self.config.instance_socket):
             return DaemonSource(layout.audit, self.config.instance_socket, layout.admin_token)
         return FolderSource(layout.audit)
+
+
+@dataclass(frozen=True, slots=True)
+class _UnusableWitnesses:
+    """Stands for witnesses whose settings cannot be used."""
+
+    error: KvrunError
+
+    @property
+    def name(self) -> str:
+        """What is not there."""
+        return "[witness]"
+
+    def add_checkpoint(self, old_size: int, proof: Sequence[bytes], note: bytes) -> bytes:
+        """Say why."""
+        raise WitnessUnavailableError(self.error.message)
 
 
 def _answers(path: Path) -> bool:

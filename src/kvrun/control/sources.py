@@ -125,23 +125,22 @@ class DaemonSource:
 
     def state(self) -> LogState:
         """See LogSource. The daemon signs for everything that is durable."""
-        return msgspec.json.decode(self._ask("audit_state"), type=LogState)
+        return self._ask("audit_state", LogState)
 
     def segments(self, from_seq: int) -> list[SegmentInfo]:
         """See LogSource."""
-        answer = self._ask("audit_segments", from_seq=from_seq)
-        return msgspec.json.decode(answer, type=list[SegmentInfo])
+        return self._ask("audit_segments", list[SegmentInfo], from_seq=from_seq)
 
     def read(self, first_seq: int, offset: int, size_bytes: int) -> bytes:
         """See LogSource."""
         wanted = min(size_bytes, MAX_READ_BYTES)
-        answer = self._ask("audit_read", first_seq=first_seq, offset=offset, size_bytes=wanted)
-        return msgspec.json.decode(answer, type=bytes)[:wanted]
+        return self._ask(
+            "audit_read", bytes, first_seq=first_seq, offset=offset, size_bytes=wanted
+        )[:wanted]
 
     def release(self, through_seq: int) -> int:
         """See LogSource."""
-        answer = self._ask("audit_release", through_seq=through_seq)
-        return msgspec.json.decode(answer, type=dict[str, int])["freed_bytes"]
+        return self._ask("audit_release", dict[str, int], through_seq=through_seq)["freed_bytes"]
 
     def close(self) -> None:
         """Close the connection; a later call opens another."""
@@ -149,14 +148,14 @@ class DaemonSource:
             self._client.close()
             self._client = None
 
-    def _ask(self, operation: str, **numbers: int) -> bytes:
+    def _ask(self, operation: str, kind: type[_T], **numbers: int) -> _T:
         arguments = {name: str(number) for name, number in numbers.items()}
         try:
             if self._client is None:
                 token = self._token_file.read_text(encoding="ascii").strip()
                 self._client = AdminClient(self._socket, token)
-            return self._client.call(operation, arguments)
-        except (KvrunError, OSError, ValueError) as error:
+            return msgspec.json.decode(self._client.call(operation, arguments), type=kind)
+        except (KvrunError, OSError, ValueError, msgspec.MsgspecError) as error:
             self.close()
             reason = error.message if isinstance(error, KvrunError) else str(error)
             raise SourceUnavailableError(

@@ -125,6 +125,7 @@ class Transfer:
         agrees = (
             manifest.before == self.remembered.stored
             and manifest.after == point
+            and manifest.after.size > manifest.before.size
             and manifest.sha256 == digest
             and manifest.file_bytes == self._tail.size_bytes == segment.size_bytes
             and manifest.signer == self.remembered.key
