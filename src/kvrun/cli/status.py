@@ -20,6 +20,8 @@ from kvrun.cli.options import (
 from kvrun.cli.up import RunningState
 from kvrun.cli.witness_choice import witness_line
 from kvrun.config import KvrunConfig
+from kvrun.control.alerts import AlertBook
+from kvrun.control.remembered import Memory
 from kvrun.errors import KvrunError
 from kvrun.launch.admin import ask_daemon
 from kvrun.launch.processes import engine_url, gateway_url
@@ -64,8 +66,33 @@ def collect(config: KvrunConfig) -> dict[str, Any]:
         "up": running.pid if running is not None else None,
         "model": running.model if running is not None else config.deployment.model,
         "witness": list(config.witness.names),
+        "collected": _collected(config),
         **processes,
         "instance": {"pid": pids.get("instance"), **instance},
+    }
+
+
+def _collected(config: KvrunConfig) -> dict[str, Any]:
+    """What the collector remembers of the logs, and how many alerts wait."""
+    control = config.layout.control
+    try:
+        logs = Memory(control / "logs").all()
+        alerts = AlertBook(control / "alerts").all()
+    except KvrunError as error:
+        return {"error": error.message, "logs": [], "alerts": 0}
+    return {
+        "alerts": sum(item.acknowledged_at is None for item in alerts),
+        "logs": [
+            {
+                "log": item.log,
+                "records": item.seen.size,
+                "stored": item.stored.size,
+                "collected_at": item.collected_at,
+                "alert": item.alert,
+                "retired": item.retired,
+            }
+            for item in logs
+        ],
     }
 
 
@@ -89,6 +116,7 @@ def _print(answer: dict[str, Any], witnesses: str) -> None:
         rows.add_row(name, state, str(answer[name].get("pid") or "-"), where)
     out.print(rows)
     out.print(f"\n{witnesses}")
+    out.print(_collected_text(answer["collected"]))
     if not instance["ready"]:
         out.print(f"\n{instance['reason']}", markup=False)
         return
@@ -105,6 +133,18 @@ def _print(answer: dict[str, Any], witnesses: str) -> None:
         facts.add_row(f"protection: {name}", value)
     out.print()
     out.print(facts)
+
+
+def _collected_text(collected: dict[str, Any]) -> str:
+    if "error" in collected:
+        return f"[red]collected: {escape(collected['error'])}[/]"
+    lines = [
+        f"collected: {escape(item['log'])}: {item['records']} records, {item['stored']} in Storage"
+        for item in collected["logs"]
+    ] or ["collected: nothing yet"]
+    if collected["alerts"]:
+        lines.append(f"[red]{collected['alerts']} alerts wait: `kvrun audit alerts`[/]")
+    return "\n".join(lines)
 
 
 def _audit_text(health: LogHealth) -> str:
