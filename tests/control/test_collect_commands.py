@@ -89,6 +89,9 @@ def test_a_running_daemons_log_is_collected_verified_released_and_watched(
     assert alerts.returncode == 1
     (alert,) = json.loads(alerts.stdout)
     assert (alert["kind"], alert["log"]) == ("log_missing", report["log"])
+    shown = json.loads(kvrun(daemon, "status", "--json").stdout)["collected"]
+    assert shown["alerts"] == 1
+    assert shown["logs"][0]["stored"] == size
     assert Path(alert["evidence"], "remembered-checkpoint").read_text().startswith(report["log"])
     done = kvrun(daemon, "audit", "acknowledge", report["log"], "--reason", "disk replaced")
     assert done.returncode == 0, done.stderr
