@@ -24,6 +24,7 @@ from kvrun.audit.note import (
     Note,
     NoteSignature,
     VerifierKey,
+    cosigned_message,
     parse_note,
     parse_verifier_key,
 )
@@ -47,6 +48,27 @@ SUMDB_NOTE = (
     "\u2014 sum.golang.org Az3grlgtzPICa5OS8npVmf1Myq/5IZniMp+ZJurmRDeOoRDe4URYN7u5/Zhcyv2q1gGzG"
     "ku9nTo+zyWE+xeMcTOAYQ8=\n"
 ).encode()
+# The checkpoint with a cosignature, and the message that it signs, of the C2SP cosignature page.
+COSIGNED_TEXT = (
+    b"example.com/behind-the-sofa\n20852163\nCsUYapGGPo4dkMgIAUqom/Xajj7h2fB2MPA3j2jxq2I=\n"
+)
+COSIGNED_NOTE = (
+    COSIGNED_TEXT
+    + "\n\u2014 example.com/behind-the-sofa Az3grlgtzPICa5OS8npVmf1Myq/5IZniMp+ZJurmRDeOoRDe4"
+    "URYN7u5/Zhcyv2q1gGzGku9nTo+zyWE+xeMcTOAYQ8=\n"
+    "\u2014 witness.example.com/w1 jWbPPwAAAABkGFDLEZMHwSRaJNiIDoe9DYn/zXcrtPHeolMI5OWXEhZCB9dlrDJ"
+    "sX3b2oyin1nPZqhf5nNo0xUe+mbIUBkBIfZ+qnA==\n".encode()
+)
+# The head of the example of the C2SP proof page; its checkpoint is abbreviated there.
+PROOF_HEAD = b"""c2sp.org/tlog-proof@v1
+index 73894
+gSKyXoYZUgZ6jduWYrkDOARinOMGJveXjgMkBTcdPlQ=
+B95lDa8R83lS8n0eG+o0buTxRKQTYFi//1U8anccXmA=
+EKNzoDWG8LGC0Yp9o+sv3qllpMP9uHQ9B20KNL+Q1zs=
+RoopEkOdqkYqMB4MJXrbt/hMjOxsVn0IrWjpz1ZMMes=
+AHCioX9nLjsrse6YhjRRmk1WUEirVOLLRoOQ6vfO5vk=
+
+"""
 SEED = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
 SIGNER = Ed25519Signer("log.test/one", SEED)
 LEAVES = leaf_hashes([b"a", b"b", b"c", b"d", b"e"])
@@ -72,6 +94,23 @@ def test_the_go_checksum_databases_head_verifies() -> None:
     assert opened.signed_by == (key,)
     assert opened.checkpoint.size == 20852163
     assert opened.checkpoint.text() + b"\n" == SUMDB_NOTE[: SUMDB_NOTE.index("\u2014".encode())]
+
+
+def test_the_published_cosignature_is_read_and_reproduced_byte_for_byte() -> None:
+    note = parse_note(COSIGNED_NOTE)
+    assert note.encode() == COSIGNED_NOTE
+    assert parse_checkpoint(note.text).text() == COSIGNED_TEXT
+    log, witness = note.signatures
+    assert (log.name, witness.name) == ("example.com/behind-the-sofa", "witness.example.com/w1")
+    assert len(witness.signature) == 8 + 64
+    time = int.from_bytes(witness.signature[:8], "big")
+    assert cosigned_message(note.text, time) == b"cosignature/v1\ntime 1679315147\n" + COSIGNED_TEXT
+
+
+def test_the_published_proof_is_read_and_reproduced_byte_for_byte() -> None:
+    proof = parse_proof(PROOF_HEAD + SUMDB_NOTE)
+    assert (proof.index, len(proof.path), proof.checkpoint) == (73894, 5, SUMDB_NOTE)
+    assert proof.encode() == PROOF_HEAD + SUMDB_NOTE
 
 
 def test_a_checkpoint_has_exactly_this_form() -> None:
