@@ -109,6 +109,7 @@ class Destroyer:
 
     def _run(self, victims: Sequence[Victim]) -> list[list[DestroyedKey]]:
         with self._lock:
+            self._ring.finish()
             found = [self._find(victim) for victim in victims]
             sessions = {entry: "erased" for entries, _ in found for entry in entries}
             tenants = {entry: "erased" for _, entries in found for entry in entries}

@@ -8,7 +8,7 @@ what a crash cut short.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 
@@ -17,6 +17,8 @@ from kvrun.keys.errors import (
     KeysError,
     KeyUnavailableError,
     RootError,
+    RootRevokedError,
+    RootUnavailableError,
     SlotFileError,
     WrapError,
 )
@@ -32,6 +34,7 @@ from kvrun.keys.records import (
 )
 from kvrun.keys.ring_entries import (
     DestructionEvidence,
+    OpenedSession,
     RecoveryReport,
     SessionEntry,
     TenantEntry,
@@ -43,22 +46,11 @@ from kvrun.keys.ring_groups import GroupKeys, group_slot
 from kvrun.keys.ring_recovery import recover
 from kvrun.keys.ring_rotation import rotate
 from kvrun.keys.ring_store import EpochKeys, RingStore
-from kvrun.keys.root import Root, RotatableRoot
+from kvrun.keys.root import EpochEvidence, Root, RotatableRoot
 from kvrun.keys.slots import OS_IO, SlotIO
 
 SLOTS_NAME = "keys.slots"
 GENERATIONS_AT_ONCE = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class OpenedSession:
-    """A session's keys as views of locked scratch memory, valid inside ``Keyring.opened`` only."""
-
-    scope: SessionScope
-    tenant_ref: str
-    dek: memoryview
-    salt_seed: memoryview
-    name_key: memoryview
 
 
 class Keyring:
@@ -84,6 +76,8 @@ class Keyring:
         self._lock = FolderLock(folder, purpose="key")
         self._failure: str | None = None
         self._away = False
+        # Tombstones whose rotation is not over.
+        self._unfinished: list[int] | None = None
         self._root = root
         try:
             self._store = RingStore(
@@ -255,15 +249,19 @@ class Keyring:
             store.slots.sync()
             read_back = store.slots.zero_stale_halves(slots)
             self._drop([*victims.values(), *tenants])
-            renewed = {group_slot(slot) for slot in slots}
-            rotation = rotate(store, self._epoch, self._groups, renewed)
-            self._epoch = rotation.epoch
-            self._drop(rotation.lost)
-            store.slots.erase(slots)
-            evidence = rotation.evidence
+            self._unfinished = slots
+            evidence = self._rotate()
             return DestructionEvidence(
                 read_back, evidence.epoch, evidence.root_kind, evidence.claim, evidence.method
             )
+
+    def finish(self) -> None:
+        """Finish a destruction whose rotation the root did not answer for.
+
+        Raises KeyUnavailableError while it still does not.
+        """
+        with self._changing("finishing a destruction"):
+            pass
 
     def rotate_root(self) -> None:
         """Replace the root's root key. Raises RootError when the root cannot do that by itself."""
@@ -300,23 +298,36 @@ class Keyring:
             return
         try:
             self._store.take_up()
-            epoch = self._store.epoch(self._epoch.epoch)
+            epochs = {n: self._store.epoch(n) for n in self._groups.epochs() or {self.epoch}}
             try:
-                self._groups.take_up(epoch)
-            except BaseException:
-                epoch.close()
-                raise
+                self._groups.take_up(epochs)
+                kept = epochs.pop(self.epoch, self._epoch)
+            finally:
+                # While a rotation is not over, groups may be under the next epoch already.
+                for keys in epochs.values():
+                    keys.close()
         except BaseException:
             self._groups.put_away()
             self._store.put_away()
             raise
-        self._epoch, self._away = epoch, False
+        self._epoch, self._away = kept, False
 
     def close(self) -> None:
         """Zero every key in memory and let the folder go."""
         self._failure = self._failure or "the key service is closed"
         self._store.close()
         self._lock.close()
+
+    def _rotate(self) -> EpochEvidence:
+        """A new epoch, with new keys for the groups of the tombstones, which are freed."""
+        slots = self._unfinished or []
+        renewed = {group_slot(slot) for slot in slots}
+        rotation = rotate(self._store, self._epoch, self._groups, renewed)
+        self._epoch = rotation.epoch
+        self._drop(rotation.lost)
+        self._store.slots.erase(slots)
+        self._unfinished = None
+        return rotation.evidence
 
     def _drop(self, entries: Sequence[TenantEntry | SessionEntry]) -> None:
         """Take entries out of the index."""
@@ -362,7 +373,12 @@ class Keyring:
     def _changing(self, what: str) -> Iterator[None]:
         self._check()
         try:
+            if self._unfinished is not None:
+                self._rotate()
             yield
+        except (RootUnavailableError, RootRevokedError) as error:
+            # Nothing is uncertain: what was begun goes on from where it is.
+            raise KeyUnavailableError(f"{what} waits for the key root: {error}") from error
         except (OSError, KeysError) as error:
             self._failure = f"{what} failed ({error}); the key folder must be opened again"
             raise KeyUnavailableError(f"Keys cannot be used: {self._failure}") from error

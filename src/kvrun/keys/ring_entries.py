@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from kvrun.keys.filesystem import ClaimClass
+from kvrun.keys.hierarchy import SessionScope
 from kvrun.keys.records import KeyHeader
 from kvrun.keys.slots import ReadBack
 
@@ -35,6 +36,17 @@ class SessionEntry:
     created: float
     used: float
     used_on_disk: float
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedSession:
+    """A session's keys as views of locked scratch memory, valid inside ``Keyring.opened`` only."""
+
+    scope: SessionScope
+    tenant_ref: str
+    dek: memoryview
+    salt_seed: memoryview
+    name_key: memoryview
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ slots only the victims' groups are wrapped again, and the other groups' keys sta
 records. A group key that ever covered a destroyed record is never wrapped under a later epoch key.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from kvrun.keys.errors import SlotFileError, WrapError
@@ -146,20 +146,28 @@ class GroupKeys:
             group.slot, RecordKind.GROUP_KEY, group.header, epoch.wrapper, group.key.view
         )
 
+    def epochs(self) -> set[int]:
+        """The epochs that group keys are wrapped under: two while a rotation is not over."""
+        return {group.header.epoch for group in self._groups.values()}
+
     def put_away(self) -> None:
         """Zero every group key in memory until ``take_up``."""
         for group in self._groups.values():
             group.forget_earlier()
             group.key.wipe()
 
-    def take_up(self, epoch: EpochKeys) -> None:
-        """Open the group keys again. Raises WrapError or SlotFileError when one does not open."""
+    def take_up(self, epochs: Mapping[int, EpochKeys]) -> None:
+        """Open the group keys again, each under the epoch that wraps it.
+
+        Raises WrapError or SlotFileError when one does not open.
+        """
         store = self._store
         for group in self._groups.values():
             if group.key.wiped:
                 key = store.arena.take()
                 try:
-                    store.read(group.slot, RecordKind.GROUP_KEY, epoch.wrapper, key.view)
+                    wrapper = epochs[group.header.epoch].wrapper
+                    store.read(group.slot, RecordKind.GROUP_KEY, wrapper, key.view)
                 except BaseException:
                     key.wipe()
                     raise

@@ -27,9 +27,9 @@ def rotate(
 ) -> Rotation:
     """Move every group to the epoch after ``old`` and destroy ``old``.
 
-    The groups at the slots ``renewed`` get new keys. Resumes a rotation that a crash cut short:
-    what is already at the new epoch stays. A record that does not open is left where it is; it
-    could never be opened again, and the next start removes it.
+    The groups at the slots ``renewed`` get new keys. Resumes a rotation that a crash cut short, or
+    a root that did not answer: what is already at the new epoch stays. A record that does not open
+    is left where it is; it could never be opened again, and the next start removes it.
     """
     number = old.epoch + 1
     if number not in store.root.epochs():
@@ -49,14 +49,22 @@ def rotate(
             lost += _move(groups, group)
         if moving:
             store.slots.sync()
-        evidence = store.root.destroy_epoch(old.epoch)
         for group in moving:
             group.forget_earlier()
+        evidence = _destroy_epoch(store, old.epoch)
     except BaseException:
         new.close()
         raise
     old.close()
     return Rotation(new, evidence, lost)
+
+
+def _destroy_epoch(store: RingStore, epoch: int) -> EpochEvidence:
+    if epoch in store.root.epochs():
+        return store.root.destroy_epoch(epoch)
+    # Asked again after the root did it and its answer was lost.
+    root = store.root.facts
+    return EpochEvidence(root.kind, epoch, root.claim, "destroyed before it was asked again")
 
 
 def _move(groups: GroupKeys, group: Group) -> list[TenantEntry | SessionEntry]:

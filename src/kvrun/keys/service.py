@@ -231,6 +231,7 @@ class KeyService:
         """
         with self._lock:
             self._check_open()
+            self._ring.finish()
             now = self._now()
             victims = {
                 entry: reason

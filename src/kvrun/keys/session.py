@@ -14,9 +14,8 @@ from kvrun.keys.hierarchy import (
     prefix_salt,
     session_ref,
 )
-from kvrun.keys.keyring import OpenedSession
 from kvrun.keys.lease import Lease
-from kvrun.keys.ring_entries import SessionEntry
+from kvrun.keys.ring_entries import OpenedSession, SessionEntry
 from kvrun.seal import BlockSealer
 
 
