@@ -180,7 +180,7 @@ def tombstone_name(first_seq: int, end: int) -> str:
 def _lines_from(
     collected: CollectedLog, start: int, stored: TreePoint, tail: Path
 ) -> Iterator[list[bytes]]:
-    for first_seq in collected.manifests():
+    for first_seq in collected.manifests() if start < stored.size else ():
         if start <= first_seq < stored.size:
             for data in whole_lines(collected.pieces(first_seq)):
                 yield data[:-1].split(b"\n")

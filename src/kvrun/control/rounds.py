@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import msgspec
 
-from kvrun.control.collector import CollectOutcome, CollectReport
+from kvrun.audit.segment import replace_file
+from kvrun.control.collector import Collector, CollectOutcome, CollectReport
 from kvrun.control.counters import Counting
 from kvrun.control.plane import ControlPlane
 from kvrun.control.reconcile import Finding
 from kvrun.control.retention import Pruned, Retention
+
+_PRUNE_EVERY_S = 3600.0
 
 
 class RoundReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,14 +36,22 @@ def run_round(plane: ControlPlane, *, reason: str, count: bool = True) -> RoundR
             logs.append(report)
             if counting is not None and report.outcome in _READ:
                 findings += counting.compare(report)
-        retention = Retention(
-            collector.storage, collector.memory, collector.journal, collector.cosigner, plane.now
-        )
-        days = plane.config.audit.retention_days
-        done = [retention.prune(item, keep_days=days) for item in plane.memory.all()]
-        return RoundReport(
-            logs=logs, findings=findings, pruned=[item for item in done if item is not None]
-        )
+        return RoundReport(logs=logs, findings=findings, pruned=_prune(plane, collector))
+
+
+def _prune(plane: ControlPlane, collector: Collector) -> list[Pruned]:
+    """Prune every log, once in a while: it lists what Storage holds, which costs something."""
+    noted = plane.folder / "pruned-at"
+    last = float(noted.read_text()) if noted.exists() else 0.0
+    if 0 <= plane.now() - last < _PRUNE_EVERY_S:
+        return []
+    retention = Retention(
+        collector.storage, collector.memory, collector.journal, collector.cosigner, plane.now
+    )
+    days = plane.config.audit.retention_days
+    done = [retention.prune(item, keep_days=days) for item in plane.memory.all()]
+    replace_file(noted, f"{plane.now()}\n".encode())
+    return [item for item in done if item is not None]
 
 
 _READ = (CollectOutcome.COLLECTED, CollectOutcome.UNCHANGED)
