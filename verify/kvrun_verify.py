@@ -153,6 +153,12 @@ def verifier_key(text: str) -> dict:
     return {"name": name, "type": raw[0], "raw": raw[1:], "id": key_id, "text": text}
 
 
+def log_key(name: str, raw: bytes) -> dict:
+    """The verifier key of a log from its 32 raw bytes."""
+    key_id = sha256(name.encode() + b"\n\x01" + raw)[:4]
+    return {"name": name, "type": 1, "raw": raw, "id": key_id}
+
+
 def read_note(data: bytes):
     """The text of a signed note, and its signatures as (name, key id, signature)."""
     split = data.rfind(b"\n\n")
@@ -193,7 +199,7 @@ def open_checkpoint(note: bytes, keys, witnesses=()) -> dict:
     if len(root) != 32:
         raise FormatError("a checkpoint's third line is a root hash")
     opened = {"origin": lines[0], "size": int(lines[1]), "root": root}
-    opened.update(signed=[], cosigned=[], broken=set())
+    opened.update(signed=[], signed_raw=[], cosigned=[], broken=set())
     for name, key_id, signature in signatures:
         for key in [*keys, *witnesses]:
             if (key["name"], key["id"]) != (name, key_id):
@@ -207,6 +213,7 @@ def open_checkpoint(note: bytes, keys, witnesses=()) -> dict:
                 opened["broken"].add(name)
             elif key in keys:
                 opened["signed"].append(key_id)
+                opened["signed_raw"].append(key["raw"])
             else:
                 opened["cosigned"].append((name, stated))
             break
@@ -386,7 +393,12 @@ def read_anchor(data: bytes) -> dict:
     witnesses = [verifier_key(text) for text in anchor["witness_keys"]]
     if any(key["type"] != 1 for key in logs) or any(key["type"] != 4 for key in witnesses):
         raise FormatError("a log's key has type 1, a witness's key type 4")
-    return {"keys": keys, "logs": logs, "witnesses": witnesses}
+    revoked = {
+        key["raw"]: key["revokedAt"]
+        for key in keys
+        if key["purpose"] == "checkpoint" and key["revokedAt"] is not None
+    }
+    return {"keys": keys, "logs": logs, "witnesses": witnesses, "revoked_logs": revoked}
 
 
 def check_certificate(data: bytes, *, anchor=None, now: float, opening=None, subject=None) -> list:
@@ -431,12 +443,15 @@ def check_certificate(data: bytes, *, anchor=None, now: float, opening=None, sub
         return checks
     say("statement", PASS, "understood", f"{stated['id']}, issued {stated['issued_at']}")
 
+    revoked = anchor["revoked_logs"] if anchor else {}
+    named = bool(anchor and (anchor["logs"] or revoked))
     log_keys = [parts["log_key"]]
-    if anchor and anchor["logs"]:  # no other log may speak for the one that is named
+    if named:  # no other log may speak for the one that is named
         log_keys = [key for key in anchor["logs"] if key["name"] == stated["log"]]
+        log_keys += [log_key(stated["log"], raw) for raw in revoked]
     witnesses = anchor["witnesses"] if anchor else []
     tree = open_checkpoint(parts["checkpoint"], log_keys, witnesses)
-    log_problem = check_log(parts, stated, tree)
+    log_problem = check_log(parts, stated, tree, revoked)
 
     say("signer", *check_signer(parts, stated, anchor, tree if not log_problem else None))
 
@@ -453,7 +468,7 @@ def check_certificate(data: bytes, *, anchor=None, now: float, opening=None, sub
 
     if log_problem:
         say("log", FAIL, *log_problem)
-    elif anchor and anchor["logs"]:
+    elif named:
         say("log", PASS, "included", f"record {parts['index']} of {stated['log']}")
     else:
         say("log", UNKNOWN, "log_self_asserted", f"record {parts['index']} of {stated['log']}")
@@ -553,7 +568,7 @@ def read_statement(payload: bytes) -> dict:
     return stated
 
 
-def check_log(parts, stated, tree):
+def check_log(parts, stated, tree, revoked):
     """Why the log does not prove that it holds this certificate, as (code, detail), or None."""
     record = parts["record"]
     names = {record["log"], tree["origin"], parts["log_key"]["name"], stated["log"]}
@@ -570,7 +585,15 @@ def check_log(parts, stated, tree):
     leaf = leaf_hash(parts["line"])
     if not includes(leaf, parts["index"], tree["size"], parts["path"], tree["root"]):
         return "wrong_log_root", "the record is not in the tree under the checkpoint"
-    return None
+    ends = [revoked.get(raw) for raw in tree["signed_raw"]]
+    if any(end is None or min(seen_at(tree), default=end) < end for end in ends):
+        return None
+    return "revoked_log_key", "the log's key is revoked, and no witness saw the checkpoint before"
+
+
+def seen_at(tree):
+    """When witnesses saw a checkpoint, by their own clocks."""
+    return [at for _, at in tree["cosigned"] if at]
 
 
 def check_signer(parts, stated, anchor, tree):
@@ -591,7 +614,7 @@ def check_signer(parts, stated, anchor, tree):
     if revoked is None:
         return PASS, "trusted", f"key {key['keyId']} of the trust anchor"
     # Whoever stole the key can write any date into a certificate, but not into a cosignature.
-    times = [at for _, at in tree["cosigned"] if at] if tree else []
+    times = seen_at(tree) if tree else []
     if times and min(times) < revoked:
         return PASS, "revoked_later", "a witness had seen the certificate before the revocation"
     return FAIL, "revoked_signer", "the key is revoked, and no witness saw the certificate before"

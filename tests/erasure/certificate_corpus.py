@@ -16,6 +16,7 @@ from certificate_world import (
     Operator,
     opening,
     parent,
+    private_key,
     reseal,
     sign_payload,
     signing_key,
@@ -35,9 +36,11 @@ from kvrun.erasure.certificate import (
 )
 from kvrun.erasure.check import check_certificate
 from kvrun.erasure.document import make_certificate
+from kvrun.erasure.dsse import key_id
 from kvrun.erasure.report import CertificateReport
 from kvrun.erasure.trust import make_anchor, parse_anchor
 from kvrun.keys.filesystem import ClaimClass
+from kvrun.keys.signing import KeyPurpose, SigningKey
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,24 @@ def _forged_cosignature() -> bytes:
     return _changed(log={**log, "proof": proof})
 
 
+def _revoked_log(after: int, *, successor: bool = False) -> bytes:
+    """An anchor in which the log's key is revoked so many seconds after the certificate."""
+    private = private_key(_OPERATOR.log_seed)
+    public = private.public_key().public_bytes_raw()
+    old = SigningKey(
+        key_id=key_id(public),
+        purpose=KeyPurpose.CHECKPOINT,
+        serial=2,
+        created_at=int(REQUESTED) - 1000,
+        valid_until=None,
+        revoked_at=int(ISSUED) + after,
+        private_key=private,
+    )
+    keys = [_OPERATOR.signer.public(), old.public()]
+    logs = [Operator(log_seed=6).log_signer.key] if successor else []
+    return make_anchor(keys, logs, [_OPERATOR.witness_key])
+
+
 def _signed_by_another_log() -> tuple[bytes, str, bytes]:
     """The anchor knows both logs; the other one's key signs a checkpoint in this one's name."""
     other = Operator(log_id="kvrun.test/b", log_seed=5).log_signer
@@ -160,6 +181,9 @@ CASES = [
     Case("wrong root", _with_log(_REPLACE(_MINE, proof=_OTHER.proof)), "wrong_log_root", _ANCHOR),
     Case("foreign log", Operator(log_id="kvrun.test/b").issue().data, "foreign_log", _ANCHOR),
     Case("unsigned log", Operator(log_seed=9).issue().data, "log_not_signed", _ANCHOR),
+    Case("log key revoked before", GOOD.data, "revoked_log_key", _revoked_log(60)),
+    Case("log key revoked later", GOOD.data, "included", _revoked_log(61)),
+    Case("log key replaced", GOOD.data, "revoked_log_key", _revoked_log(60, successor=True)),
     Case("another log speaks for it", *_signed_by_another_log()),
     Case("forged cosignature", _forged_cosignature(), "bad_cosignature", _ANCHOR),
     Case("no witness", Operator(cosigned_at=None).issue().data, "no_witness", _ANCHOR),

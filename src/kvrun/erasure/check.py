@@ -140,9 +140,22 @@ class _Checks:
 
     def _log_keys(self, parts: _Parts, statement: ErasureStatement) -> list[VerifierKey]:
         """The keys of the log that the statement names: no other log may speak for it."""
-        if self.anchor is None or not self.anchor.log_keys:
+        if self.anchor is None or not self._names_logs():
             return [parts.log_key]
-        return [key for key in self.anchor.logs() if key.name == statement.log]
+        known = [key for key in self.anchor.logs() if key.name == statement.log]
+        revoked = [VerifierKey(statement.log, ED25519, raw) for raw in self._revoked_log_keys()]
+        return known + [key for key in revoked if key not in known]
+
+    def _names_logs(self) -> bool:
+        return self.anchor is not None and bool(self.anchor.log_keys or self._revoked_log_keys())
+
+    def _revoked_log_keys(self) -> dict[bytes, int]:
+        """Raw checkpoint keys that were revoked, and when (seconds)."""
+        return {
+            raw_key(key): key.revoked_at
+            for key in (self.anchor.keys if self.anchor else ())
+            if key.purpose == KeyPurpose.CHECKPOINT.value and key.revoked_at is not None
+        }
 
     def _witnesses(self) -> tuple[VerifierKey, ...]:
         return self.anchor.witnesses() if self.anchor else ()
@@ -222,7 +235,12 @@ class _Checks:
         leaf = leaf_hash(parts.document.log.record.encode())
         if not verify_inclusion(leaf, proof.index, tree.size, proof.path, tree.root):
             return CheckCode.WRONG_LOG_ROOT, "the record is not in the tree under the checkpoint"
-        return None
+        revoked = self._revoked_log_keys()
+        ends = [revoked.get(key.public_key) for key in opened.signed_by]
+        if any(end is None or min(self._seen_at(opened), default=end) < end for end in ends):
+            return None
+        what = "the log's key is revoked, and no witness saw the checkpoint before"
+        return CheckCode.REVOKED_LOG_KEY, what
 
     def _log(self, parts: _Parts, statement: ErasureStatement, opened: OpenedCheckpoint) -> None:
         problem = self._log_problem(parts, statement, opened)
@@ -230,8 +248,7 @@ class _Checks:
             self._say(CheckName.LOG, *problem)
             return
         what = f"record {parts.record.seq} of {statement.log}, {parts.record.ts}"
-        trusted = self.anchor is not None and self.anchor.log_keys
-        code = CheckCode.INCLUDED if trusted else CheckCode.LOG_SELF_ASSERTED
+        code = CheckCode.INCLUDED if self._names_logs() else CheckCode.LOG_SELF_ASSERTED
         self._say(CheckName.LOG, code, what)
 
     def _witness(self, opened: OpenedCheckpoint, included: bool) -> None:

@@ -45,6 +45,7 @@ class CheckCode(StrEnum):
     FOREIGN_LOG = "foreign_log"
     LOG_NOT_SIGNED = "log_not_signed"
     WRONG_LOG_ROOT = "wrong_log_root"
+    REVOKED_LOG_KEY = "revoked_log_key"
     LOG_SELF_ASSERTED = "log_self_asserted"
     COSIGNED = "cosigned"
     NO_WITNESS = "no_witness"
