@@ -20,6 +20,7 @@ from kvrun.instance.client import AdminClient
 from kvrun.instance.handles import Reuse
 
 # A loaded test machine may answer late; only the tests of deadlines set short ones.
+ENGINE_DEADLINE_S = 2
 PATIENT = "match_deadline_ms = 20000\nload_deadline_ms = 60000\n"
 
 # Lets a test end or stop the daemon exactly in the middle of something: the flag file names the
@@ -68,6 +69,8 @@ class Daemon:
         self._prelude = prelude
         self.config = folder / "kvrun.toml"
         self.config.write_text(
+            # An engine within the test's own process cannot be woken: it confirms at its next step.
+            f"[erasure]\nengine_deadline_s = {ENGINE_DEADLINE_S}\n"
             f'[instance]\ndata_dir = "{folder}/d"\nmemory_bytes = "64MiB"\n' + settings
         )
         self.data = folder / "d"

@@ -152,6 +152,17 @@ class Engine:
         """The engine's process id."""
         return self._process.pid
 
+    @property
+    def pids(self) -> list[int]:
+        """The engine's process and those below it."""
+        found, waiting = [], [self.pid]
+        while waiting:
+            pid = waiting.pop()
+            found.append(pid)
+            for children in Path(f"/proc/{pid}/task").glob("*/children"):
+                waiting += map(int, children.read_text().split())
+        return found
+
     def ask(self, *asks: Ask) -> list[Answer]:
         """Generate for all of these at once."""
         self.send(*asks)
