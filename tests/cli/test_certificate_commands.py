@@ -156,6 +156,18 @@ def test_trust_export_keeps_revoked_keys_with_their_time(tmp_path: Path) -> None
     assert revoked[old.key_id] == 1_800_000_000
 
 
+def test_trust_export_lists_a_revoked_log_key_as_revoked_only(tmp_path: Path) -> None:
+    ring, config = data_folder(tmp_path)
+    ring.load_or_create(KeyPurpose.CERTIFICATE)
+    old = ring.load_or_create(KeyPurpose.CHECKPOINT)
+    new = ring.rotate(KeyPurpose.CHECKPOINT)
+    ring.revoke(old.key_id)
+    anchor = parse_anchor(run("trust", "export", "--config", config).stdout.encode())
+    fresh = new.private_key.public_key().public_bytes_raw()
+    assert [key.public_key for key in anchor.logs()] == [fresh]
+    assert old.key_id in {key.key_id for key in anchor.keys if key.revoked_at is not None}
+
+
 def test_trust_export_trusts_no_log_key_that_is_not_its_own(tmp_path: Path) -> None:
     ring, config = data_folder(tmp_path)
     ring.load_or_create(KeyPurpose.CERTIFICATE)

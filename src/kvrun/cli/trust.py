@@ -105,13 +105,11 @@ def log_keys(layout: DataLayout, keys: list[SigningKey]) -> list[VerifierKey]:
 
     A log's id comes from the key file beside it, which counts only where it names a key of ours.
     """
-    mine = [
-        key.private_key.public_key().public_bytes_raw()
-        for key in keys
-        if key.purpose is KeyPurpose.CHECKPOINT and key.revoked_at is None
-    ]
+    ours = [key for key in keys if key.purpose is KeyPurpose.CHECKPOINT]
+    raw = {key.key_id: key.private_key.public_key().public_bytes_raw() for key in ours}
+    usable = [raw[key.key_id] for key in ours if key.revoked_at is None]
     own = (layout.audit / SIGNER_NAME, layout.erasure / "ledger" / SIGNER_NAME)
     files = [*own, *sorted(layout.control.glob(f"*/{SIGNER_NAME}"))]
     stated = [key for path in files if path.is_file() for key in read_keys(path)]
-    names = sorted({key.name for key in stated if key.public_key in mine})
-    return [VerifierKey(name, ED25519, public) for name in names for public in mine]
+    names = sorted({key.name for key in stated if key.public_key in raw.values()})
+    return [VerifierKey(name, ED25519, public) for name in names for public in usable]
