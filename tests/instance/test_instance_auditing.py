@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 from test_instance_audit import no_disk
 from test_instance_requests import admit, blocks, hashes, stored
+from typer.testing import CliRunner
 
 from kvrun.audit.files import read_keys, verify_files
 from kvrun.audit.settings import LogHealth
 from kvrun.audit.verdict import Aspect, Code, Verdict
 from kvrun.audit.verify import Trust
+from kvrun.cli.audit import app
 from kvrun.errors import KvrunError
 from kvrun.instance import protocol
 from kvrun.instance.auditing import AuditWatch
@@ -183,6 +185,19 @@ def test_a_reference_leads_to_its_tenant_and_the_question_is_in_the_log(
         "a court order",
         "ok",
     )
+
+
+def test_the_command_line_asks_the_running_daemon(daemon: Daemon, engine: HandEngine) -> None:
+    admit(daemon, engine, "asked-for", [], request_id="r-asked-for")
+    reference = reference_of(daemon, "r-asked-for")
+    (daemon.socket.parent / "admin.token").write_text(daemon.admin_token)
+    command = ["whois", reference, "--config", str(daemon.config)]
+    told = CliRunner().invoke(app, [*command, "--reason", "ticket 4711"])
+    assert (told.exit_code, told.stdout) == (0, "asked-for\n")
+    assert CliRunner().invoke(app, command).exit_code == 2
+    gone = CliRunner().invoke(app, ["whois", "0" * 32, *command[2:], "--reason", "ticket 4711"])
+    assert isinstance(gone.exception, KvrunError)
+    assert gone.exception.exit_code == 1
 
 
 def test_after_an_erasure_nobody_can_tell_and_the_question_is_still_logged(

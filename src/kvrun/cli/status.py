@@ -128,7 +128,7 @@ def _print(answer: dict[str, Any], witnesses: str) -> None:
     facts.add_row("sessions with a key", str(instance["sessions"]))
     facts.add_row("memory cells free", f"{cache['free_cells']} of {cache['cells']}")
     facts.add_row("disk tier", size_text(cache["disk_bytes"]))
-    facts.add_row("audit log", _audit_text(msgspec.convert(instance["audit"], LogHealth)))
+    facts.add_row("audit log", audit_text(msgspec.convert(instance["audit"], LogHealth)))
     for name, value in sorted(instance["protections"].items()):
         facts.add_row(f"protection: {name}", value)
     out.print()
@@ -147,7 +147,8 @@ def _collected_text(collected: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _audit_text(health: LogHealth) -> str:
+def audit_text(health: LogHealth) -> str:
+    """The audit log's state for people, with what to do where something is to be done."""
     state = "can be written" if health.available else f"CANNOT be written: {escape(health.why)}"
     text = f"{health.records} records, {state}"
     if health.lost:
