@@ -111,8 +111,8 @@ def test_every_step_runs_once_and_is_saved_with_its_time(tmp_path: Path) -> None
     steps, saved = Recorder(), []
     done = run_job(job(), steps, save=lambda j: saved.append(j.state), now=lambda: NOW)
     assert tuple(steps.called) == STEPS
-    assert saved == list(JobState)[1:]
-    assert [entry.name for entry in done.steps] == [str(state) for state in saved]
+    assert saved == [JobState.TOMBSTONED, JobState.DESTROYED, JobState.PROVEN, JobState.CERTIFIED]
+    assert [entry.name for entry in done.steps] == [str(state) for state in list(JobState)[1:]]
 
 
 @pytest.mark.parametrize("fails", STEPS)
@@ -122,7 +122,8 @@ def test_a_job_that_failed_goes_on_where_it_stopped(fails: str) -> None:
         run_job(job(), Recorder(fails), save=saved.append, now=lambda: NOW)
     again = Recorder()
     done = run_job(saved[-1], again, save=saved.append, now=lambda: NOW)
-    assert tuple(again.called) == STEPS[STEPS.index(fails) :]
+    begins = max(at for at in (0, 1, 3, 6) if at <= STEPS.index(fails))
+    assert tuple(again.called) == STEPS[begins:]
     assert done.state is JobState.CERTIFIED
     assert len(done.steps) == len(STEPS)
 

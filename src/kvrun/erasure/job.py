@@ -135,8 +135,11 @@ class JobStore:
                 file.write(sha256(body).hexdigest().encode() + b"\n" + body)
                 file.flush()
                 os.fsync(file.fileno())
+            new = not path.exists()
             temporary.replace(path)
-            _sync(self._folder)
+            if new:
+                # Later the name is there, and an earlier state in its place only repeats steps.
+                _sync(self._folder)
         except OSError as error:
             raise JobFileError(
                 f"the erasure job {path} cannot be written: {error.strerror}",

@@ -70,11 +70,13 @@ def run_job(
         job = step(job)
         entry = StepEntry(name=state.value, at=format_time(now()))
         job = msgspec.structs.replace(job, state=state, steps=[*job.steps, entry])
+        if state not in _WRITTEN:
+            continue
         try:
             save(job)
             unwritten = None
         except JobFileError as error:
-            if state not in _BEFORE_DESTRUCTION and state is not JobState.DESTROYED:
+            if state not in _UP_TO_DESTRUCTION:
                 raise
             unwritten = error
     return job
@@ -92,4 +94,6 @@ def _steps(steps: ErasureSteps) -> list[tuple[JobState, Callable[[Job], Job]]]:
     ]
 
 
-_BEFORE_DESTRUCTION = (JobState.TOMBSTONED, JobState.DRAINED)
+# What a restart must know; it repeats the steps between.
+_WRITTEN = (JobState.TOMBSTONED, JobState.DESTROYED, JobState.PROVEN, JobState.CERTIFIED)
+_UP_TO_DESTRUCTION = (JobState.TOMBSTONED, JobState.DRAINED, JobState.DESTROYED)

@@ -18,6 +18,7 @@ from kvrun.config import KvrunConfig
 from kvrun.instance.admin import AdminService
 from kvrun.instance.audit_access import AuditAccess
 from kvrun.instance.auditing import AuditWatch, Directory
+from kvrun.instance.erasures import Erasures
 from kvrun.instance.instance import Instance
 from kvrun.instance.key_access import KeyAccess
 from kvrun.instance.launch_secrets import LaunchSecrets
@@ -53,6 +54,7 @@ class _Opened:
     server: InstanceServer
     instance: Instance
     watch: AuditWatch
+    erasures: Erasures
 
 
 async def _serve(opened: _Opened, path: Path) -> None:
@@ -60,7 +62,7 @@ async def _serve(opened: _Opened, path: Path) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    housekeeping = asyncio.create_task(_keep_house(opened.instance, opened.watch))
+    housekeeping = asyncio.create_task(_keep_house(opened))
     try:
         await opened.server.serve(path, stop)
     finally:
@@ -69,17 +71,19 @@ async def _serve(opened: _Opened, path: Path) -> None:
             await housekeeping
 
 
-async def _keep_house(instance: Instance, watch: AuditWatch) -> None:
+async def _keep_house(opened: _Opened) -> None:
+    instance = opened.instance
     next_expiry = time.monotonic() + _EXPIRY_EVERY_S
     while True:
         await asyncio.sleep(_HOUSEKEEPING_S)
         await asyncio.to_thread(instance.cache.deliver_events)
         await asyncio.to_thread(instance.journal.write_owed)
-        watch.check()
+        opened.watch.check()
         instance.handles.forget_finished(time.time())
         if time.monotonic() >= next_expiry:
             next_expiry = time.monotonic() + _EXPIRY_EVERY_S
             await asyncio.to_thread(instance.expire)
+            await asyncio.to_thread(opened.erasures.retry)
 
 
 @contextlib.contextmanager
@@ -132,4 +136,4 @@ def _open_instance(
                 strict=config.deployment.strict,
             ),
         )
-        yield _Opened(server, instance, AuditWatch(parts.log.health))
+        yield _Opened(server, instance, AuditWatch(parts.log.health), erasures)

@@ -131,11 +131,7 @@ class InstanceSteps:
         ids = [key.key_id for key in job.keys]
         destroyed = self._keys.destroy(ids)
         parts.instance.revoke_destroyed()
-        for key in destroyed:
-            if key.session_ref:
-                parts.instance.journal.key_destroyed(
-                    key.tenant_ref, key.session_ref, key.key_id, Event.ERASED, key.reason
-                )
+        self._record(job, destroyed)
         if job.kind is not RequestKind.DEPLOYMENT:
             self._admit()
         root = self._root(job, destroyed) if job.keys else None
@@ -219,6 +215,17 @@ class InstanceSteps:
         inclusion = parts.ledger.certified(job.id, job.workspace, job.deployment, signed.digest)
         parts.archive.put(certificate_id, make_certificate(signed, inclusion))
         return _replace(job, digest=signed.digest)
+
+    def _record(self, job: Job, destroyed: list[DestroyedKey]) -> None:
+        """One record a session; after a crash rather twice than never."""
+        found = {key.key_id: key.reason for key in destroyed}
+        gone = [
+            (key.tenant_ref, key.session_ref, key.key_id, found.get(key.key_id, "erased"))
+            for key in job.sessions
+            if key.session_ref and (key.key_id in found or self._scope is None)
+        ]
+        if gone:
+            self._parts.instance.journal.keys_destroyed(gone, Event.ERASED)
 
     def _enter(self, job: Job) -> Job:
         """Enter the keys into the ledger; a ledger that cannot be written keeps no key alive."""

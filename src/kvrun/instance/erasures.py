@@ -31,6 +31,7 @@ from kvrun.erasure.plan import (
 from kvrun.erasure.run import run_job
 from kvrun.erasure.statement import parent_statement
 from kvrun.erasure.targets import ScrubOutcome
+from kvrun.errors import KvrunError
 from kvrun.instance.erasing import ErasureParts, InstanceSteps, process_runs, scrub_call
 from kvrun.keys.selection import KeySelection, SelectedKey
 
@@ -99,6 +100,7 @@ class Erasures:
         self._refused: tuple[ErasureScope, ...] = ()
         self._late = threading.RLock()
         self._early: dict[int, ScrubOutcome] = {}
+        self._unfinished: set[str] = set()
         parts.instance.is_being_erased = self._is_refused
 
     def plan(self, scope: ErasureScope) -> Plan:
@@ -164,6 +166,9 @@ class Erasures:
             )
             try:
                 done = run_job(job, steps, save=self._jobs.save, now=parts.now)
+            except BaseException:
+                self._unfinished.add(job.id)
+                raise
             finally:
                 self._admit(scope)
         with self._late:
@@ -185,18 +190,26 @@ class Erasures:
                 continue
             count += 1
             try:
-                run_job(
-                    job,
-                    InstanceSteps(self._parts, None),
-                    save=self._jobs.save,
-                    now=self._parts.now,
-                )
+                self._finish(job)
             except (ErasureError, AuditError):
-                found = self._jobs.load(job.id) or job
-                if self._keys.living([key.key_id for key in found.keys]):
+                if self._keys.living([key.key_id for key in job.keys]):
                     raise
+                self._unfinished.add(job.id)
                 _log.exception("the erasure %s cannot be certified yet", job.id)
         return count
+
+    def retry(self) -> int:
+        """Try again to finish what failed; call it every now and then. How many are left."""
+        for job_id in list(self._unfinished):
+            try:
+                job = self._jobs.load(job_id)
+                if job is not None:
+                    self._finish(job)
+            except KvrunError as error:
+                _log.warning("the erasure %s is not finished: %s", job_id, error.message)
+                continue
+            self._unfinished.discard(job_id)
+        return len(self._unfinished)
 
     def replay(self) -> int:
         """Destroy again what the ledger says was destroyed, and is back from an older copy."""
@@ -252,10 +265,6 @@ class Erasures:
         """The certificate of an erasure, if there is one."""
         return self._parts.archive.get(erasure_id)
 
-    def close(self) -> None:
-        """Let the ledger go."""
-        self._parts.ledger.close()
-
     def _select(self, scope: ErasureScope) -> tuple[SelectedKey, ...]:
         everything = scope.kind is RequestKind.DEPLOYMENT
         return self._keys.select(None if everything else scope.tenant, scope.session or None).keys
@@ -304,6 +313,10 @@ class Erasures:
             opening=opening.decode(),
             digest=job.digest,
         )
+
+    def _finish(self, job: Job) -> None:
+        steps = InstanceSteps(self._parts, None)
+        run_job(job, steps, save=self._jobs.save, now=self._parts.now)
 
     def _expect(self, job: Job) -> None:
         alive = [pid for pid in job.engines if process_runs(pid)]

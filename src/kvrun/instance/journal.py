@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from kvrun.audit.errors import AuditError, AuditUnavailableError
 from kvrun.audit.merkle import blocks_root
@@ -152,16 +152,23 @@ class Journal:
         self, tenant_ref: str, session_ref: str, key_id: str, event: Event, reason: str
     ) -> None:
         """A session's key is gone. Destruction never waits for a log that cannot be written."""
-        for kind in (Event.KEY_DESTROYED, event):
-            self._surely(
-                self._event(
-                    kind,
-                    tenant_ref=tenant_ref,
-                    session_ref=session_ref,
-                    key_id=key_id,
-                    reason=reason,
+        self.keys_destroyed([(tenant_ref, session_ref, key_id, reason)], event)
+
+    def keys_destroyed(self, keys: Iterable[tuple[str, str, str, str]], event: Event) -> None:
+        """Sessions' keys are gone: (tenant_ref, session_ref, key_id, reason) of each; one sync."""
+        for tenant_ref, session_ref, key_id, reason in keys:
+            for kind in (Event.KEY_DESTROYED, event):
+                self._soon(
+                    self._event(
+                        kind,
+                        tenant_ref=tenant_ref,
+                        session_ref=session_ref,
+                        key_id=key_id,
+                        reason=reason,
+                    )
                 )
-            )
+        with contextlib.suppress(AuditError):
+            self._log.commit()
 
     def cache_event(self, event: CacheEvent) -> None:
         """Something the cache did by itself."""

@@ -184,8 +184,8 @@ def open_erasures(
             jobs,
             _token_key(layout.erasure / "token.key"),
         )
-        erasures.replay()
         erasures.resume()
+        erasures.replay()
         yield erasures
 
 

@@ -57,6 +57,7 @@ _BACKLOG = 64
 _HELLO_TIMEOUT_S = 10.0
 _ACCEPT_PAUSE_S = 0.1
 _ENGINE_ROLES = (Role.SCHEDULER, Role.WORKER)
+_FAILED = "the daemon failed to do it"
 _log = logging.getLogger(__name__)
 
 
@@ -301,6 +302,9 @@ class InstanceServer:
             certificate = self._erasures.certificate(done.id) or b""
         except KvrunError as error:
             return UserErased(message.call, error.status, b"", error.diagnostics())
+        except Exception:
+            _log.exception("an erasure failed inside the daemon")
+            return UserErased(message.call, 500, b"", _FAILED)
         return UserErased(message.call, 200, certificate, "")
 
     def _admin_call(self, message: AdminCall) -> AdminReply:
@@ -308,6 +312,9 @@ class InstanceServer:
             result = self._admin.call(message.operation, message.arguments)
         except KvrunError as error:
             return AdminReply(message.call, error.status, b"", error.message, error.hint or "")
+        except Exception:
+            _log.exception("the operation %s failed inside the daemon", message.operation)
+            return AdminReply(message.call, 500, b"", _FAILED, "its log says why")
         return AdminReply(message.call, 200, result)
 
     def _run(self, pool: ThreadPoolExecutor, task: Callable[[], None]) -> None:
