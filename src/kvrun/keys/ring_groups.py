@@ -6,6 +6,7 @@ records. A group key that ever covered a destroyed record is never wrapped under
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from kvrun.keys.errors import SlotFileError, WrapError
@@ -70,6 +71,8 @@ class GroupKeys:
     def __init__(self, store: RingStore) -> None:
         self._store = store
         self._groups: dict[int, Group] = {}
+        self._bodies: Mapping[int, bytes] = {}
+        self._outers: dict[tuple[int, int], KeyWrapper] | None = None
 
     def __iter__(self) -> Iterator[Group]:
         return iter(self._groups.values())
@@ -256,18 +259,37 @@ class GroupKeys:
         """The outer wrap of a group's records."""
         return KeyWrapper(group.key.view, self._store.random_into)
 
+    @contextmanager
+    def reading(self, bodies: Mapping[int, bytes]) -> Iterator[None]:
+        """Read records from ``bodies``, by slot, for the length of one pass over all of them."""
+        self._bodies, self._outers = bodies, {}
+        try:
+            yield
+        finally:
+            self._bodies, self._outers = {}, None
+
     def _read(self, slot: int, kind: RecordKind, parent: KeyWrapper, out: memoryview) -> None:
         store = self._store
-        record = store.slots.read(slot)
-        if record is None or record.kind != kind:
-            raise SlotFileError(f"Slot {slot} of {store.slots.path} holds no {kind.name}")
-        header, wrapped = split_key_record(record.body)
-        secret = self.of(slot).secret(made_in_of(header))
+        body = self._bodies.get(slot)
+        if body is None:
+            record = store.slots.read(slot)
+            if record is None or record.kind != kind:
+                raise SlotFileError(f"Slot {slot} of {store.slots.path} holds no {kind.name}")
+            body = bytes(record.body)
+        header, wrapped = split_key_record(memoryview(body))
+        outer = self._outer(self.of(slot), made_in_of(header))
         inner = memoryview(bytearray(len(out) + OVERHEAD_BYTES))
-        KeyWrapper(secret, store.random_into).unwrap_into(
-            store.ring.aad(kind, header), wrapped, inner
-        )
+        outer.unwrap_into(store.ring.aad(kind, header), wrapped, inner)
         parent.unwrap_into(store.ring.inner_aad(kind, header), inner, out)
+
+    def _outer(self, group: Group, made_in: int) -> KeyWrapper:
+        # Each holds a key schedule: they are kept for one pass only.
+        found = self._outers.get((group.slot, made_in)) if self._outers is not None else None
+        if found is None:
+            found = KeyWrapper(group.secret(made_in), self._store.random_into)
+            if self._outers is not None:
+                self._outers[group.slot, made_in] = found
+        return found
 
     def _load_earlier(self, slot: int, epochs: dict[int, EpochKeys]) -> tuple[int, Secret] | None:
         store = self._store

@@ -97,6 +97,7 @@ class _Found:
     tenants: list[tuple[int, KeyHeader]] = field(default_factory=list)
     sessions: list[tuple[int, KeyHeader]] = field(default_factory=list)
     tombstones: dict[int, int] = field(default_factory=dict)  # slot -> epoch
+    bodies: dict[int, bytes] = field(default_factory=dict)  # of tenants and sessions
 
     def all_keys(self) -> list[tuple[int, KeyHeader]]:
         return self.groups + self.tenants + self.sessions
@@ -112,6 +113,8 @@ def _scan(store: RingStore) -> _Found:
     for slot, record in store.slots.records():
         if record.kind in lists:
             lists[RecordKind(record.kind)].append((slot, key_header(record.body)))
+            if record.kind != RecordKind.GROUP_KEY:
+                found.bodies[slot] = bytes(record.body)
         elif record.kind == RecordKind.STATE:
             found.state, found.state_slot = KeyringState.unpack(record.body), slot
         elif record.kind == RecordKind.WORKSPACE_KEY:
@@ -222,32 +225,38 @@ class _Index:
         self.orphans: list[int] = []
         self.lost: list[int] = []
         self._tenants_by_id: dict[bytes, TenantEntry] = {}
+        self._stale_groups: set[int] = set()
         try:
             for slot, _ in found.groups:
                 self._add_group(slot, epochs)
-            for slot, header in found.tenants:
-                if self._covered(slot, header):
-                    self._add_tenant(slot, header)
-            by_parent: dict[bytes, list[tuple[int, KeyHeader]]] = {}
-            for slot, header in found.sessions:
-                if self._covered(slot, header):
-                    by_parent.setdefault(header.parent_id, []).append((slot, header))
-            for parent_id, sessions in by_parent.items():
-                self._add_sessions(self._tenants_by_id.get(parent_id), sessions)
+            with self.groups.reading(found.bodies):
+                self._add_records(found)
         finally:
             store.wipe_payloads()
+
+    def _add_records(self, found: _Found) -> None:
+        for slot, header in found.tenants:
+            if self._covered(slot, header):
+                self._add_tenant(slot, header)
+        by_parent: dict[bytes, list[tuple[int, KeyHeader]]] = {}
+        for slot, header in found.sessions:
+            if self._covered(slot, header):
+                by_parent.setdefault(header.parent_id, []).append((slot, header))
+        for parent_id, sessions in by_parent.items():
+            self._add_sessions(self._tenants_by_id.get(parent_id), sessions)
 
     def _add_group(self, slot: int, epochs: dict[int, EpochKeys]) -> None:
         try:
             if self.groups.load(slot, epochs) is None:
                 self.stale.append(slot)
+                self._stale_groups.add(slot)
         except WrapError:
             self.lost.append(slot)
 
     def _covered(self, slot: int, header: KeyHeader) -> bool:
         group = self.groups.get(slot)
         if group is None:
-            dead = self.stale if group_slot(slot) in self.stale else self.orphans
+            dead = self.stale if group_slot(slot) in self._stale_groups else self.orphans
             dead.append(slot)
             return False
         if header.epoch in group.made_in_epochs:

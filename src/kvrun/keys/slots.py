@@ -135,10 +135,19 @@ class SlotFile:
         return self._read_half(slot, 2 - current) if current else None
 
     def records(self) -> Iterator[tuple[int, SlotRecord]]:
-        """Every occupied slot in order. The caller must not write meanwhile."""
-        for slot, half, record in self._halves():
-            if record is not None and half == self._current[slot] - 1:
-                yield slot, record
+        """Every occupied slot in order. The caller must not write meanwhile.
+
+        Which half counts was settled, checksums included, when the file was opened.
+        """
+        if self._scan_slots == 1:
+            for slot in range(self.count):
+                record = self.read(slot)
+                if record is not None:
+                    yield slot, record
+            return
+        for first in range(0, self.count, self._scan_slots):
+            for slot, kind, sequence, body in self._occupied(first, self._scan_slots):
+                yield slot, SlotRecord(kind, sequence, body)
 
     def peek(self, first: int, count: int) -> Iterator[tuple[int, int, memoryview]]:
         """(slot, kind, body) of the occupied ones among ``count`` slots, read at one go.
@@ -146,16 +155,8 @@ class SlotFile:
         Checksums are not looked at: this is for bodies that authenticate themselves. The caller
         may write meanwhile.
         """
-        count = min(count, self.count - first)
-        content = memoryview(bytearray(count * SLOT_BYTES))
-        self._io.pread_into(self._descriptor, content, _offset(first, 0))
-        for number in range(count):
-            current = self._current[first + number]
-            if current:
-                at = number * SLOT_BYTES + (current - 1) * HALF_BYTES
-                _, _, kind, _, length, _ = _HALF.unpack_from(content, at)
-                body = content[at + _HALF.size : at + _HALF.size + min(length, BODY_BYTES)]
-                yield first + number, kind, body
+        for slot, kind, _, body in self._occupied(first, count):
+            yield slot, kind, body
 
     def take_free(self) -> int:
         """A free slot, growing the file when there is none. It stays free until written."""
@@ -282,6 +283,18 @@ class SlotFile:
                     whole = at + HALF_BYTES <= got
                     raw = stretch[at : at + HALF_BYTES]
                     yield slot, half, self._parse(raw, slot, half) if whole else None
+
+    def _occupied(self, first: int, count: int) -> Iterator[tuple[int, int, int, memoryview]]:
+        count = min(count, self.count - first)
+        content = memoryview(bytearray(count * SLOT_BYTES))
+        self._io.pread_into(self._descriptor, content, _offset(first, 0))
+        for number in range(count):
+            current = self._current[first + number]
+            if current:
+                at = number * SLOT_BYTES + (current - 1) * HALF_BYTES
+                _, _, kind, sequence, length, _ = _HALF.unpack_from(content, at)
+                body = content[at + _HALF.size : at + _HALF.size + min(length, BODY_BYTES)]
+                yield first + number, kind, sequence, body
 
     def _read_half(self, slot: int, half: int) -> SlotRecord | None:
         target = self._scratch[:HALF_BYTES]
