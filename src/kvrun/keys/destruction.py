@@ -135,8 +135,9 @@ class Destroyer:
                 owner = ring.find_tenant(tenant)
                 return ([], []) if owner is None else (list(owner.sessions.values()), [owner])
             case KeyVictims(key_ids):
-                owners = [t for t in ring.tenants() if t.key_id.hex() in key_ids]
-                sessions = [e for e in ring.sessions() if e.key_id.hex() in key_ids]
+                wanted = {bytes.fromhex(key_id) for key_id in key_ids}
+                owners = [t for t in ring.tenants() if t.key_id in wanted]
+                sessions = [e for e in ring.sessions() if e.key_id in wanted]
                 # A tenant's key takes every session with it.
                 reached = dict.fromkeys(sessions)
                 reached.update((e, None) for t in owners for e in t.sessions.values())

@@ -77,9 +77,9 @@ class KeySelection:
     def living(self, key_ids: Collection[str]) -> list[str]:
         """Those of the ids whose keys still exist."""
         with self._ring() as ring:
-            wanted = set(key_ids)
+            wanted = {bytes.fromhex(key_id) for key_id in key_ids}
             entries: list[SessionEntry | TenantEntry] = [*ring.sessions(), *ring.tenants()]
-            return [key_id for e in entries if (key_id := e.key_id.hex()) in wanted]
+            return [entry.key_id.hex() for entry in entries if entry.key_id in wanted]
 
     def destroy(self, key_ids: Collection[str]) -> list[DestroyedKey]:
         """Destroy those of the keys that exist, in one rotation with whoever else waits."""
