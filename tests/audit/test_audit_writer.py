@@ -125,6 +125,20 @@ def test_records_nobody_waits_for_are_committed_in_the_background(
     assert log.durable_size == log.size == 2
 
 
+def test_a_hundred_records_that_nobody_waits_for_do_not_wait_for_the_time(
+    folder: Path, open_log: Open
+) -> None:
+    log = open_log()
+    for number in range(99):
+        log.append(sealed(number))
+    assert log.durable_size == 1
+    log.append(sealed(99))
+    deadline = time.monotonic() + 20
+    while log.durable_size < 101 and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert log.durable_size == 101
+
+
 def test_an_idle_log_writes_heartbeats_and_signs_them(folder: Path, open_log: Open) -> None:
     log = open_log(AuditLimits(heartbeat_seconds=0.05, checkpoint_seconds=0.05))
     deadline = time.monotonic() + 10

@@ -20,10 +20,11 @@ class AuditMode(Enum):
 class AuditLimits:
     """When to commit, sign, roll and stop. Sizes in bytes, times in seconds.
 
-    ``group_seconds``: how long a record that nobody commits stays in memory at most.
+    Records that nobody commits are written after ``group_seconds``, or once ``group_records`` wait.
     """
 
     group_seconds: float = 0.01
+    group_records: int = 100
     checkpoint_records: int = 10_000
     checkpoint_seconds: float = 5.0
     heartbeat_seconds: float = 60.0

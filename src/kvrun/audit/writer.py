@@ -113,6 +113,13 @@ class AuditLog:
 
     def append_all(self, events: Sequence[AuditEvent]) -> list[int]:
         """Take in records of one moment: all of them or, when it raises, none; see ``append``."""
+        seqs = self._take(events)
+        if self._asleep or len(self._pending) >= self.limits.group_records:
+            with self._lock:
+                self._wake.notify()
+        return seqs
+
+    def _take(self, events: Sequence[AuditEvent]) -> list[int]:
         for event in events:
             check_event(event)
         with self._lock:
@@ -123,8 +130,6 @@ class AuditLog:
                 self._dropped += len(events)
                 return [-1] * len(events)
             first = self._add(*events)
-            if self._asleep and events:
-                self._wake.notify()
             return list(range(first, self._next_seq))
 
     def commit(self) -> None:
@@ -146,7 +151,7 @@ class AuditLog:
 
     def append_durable(self, *events: AuditEvent) -> list[int]:
         """Append and commit, sharing the sync with other threads. Returns sequence numbers."""
-        seqs = self.append_all(events)
+        seqs = self._take(events)
         self.commit()
         return seqs
 
@@ -305,8 +310,10 @@ class AuditLog:
                     return
                 quiet = time.monotonic() - self._files.appended_at > _POLL_AFTER_ACTIVITY_SECONDS
                 self._asleep = quiet and not self._pending and self._available
-                self._wake.wait(self._nap if self._asleep else self.limits.group_seconds)
-                if self._asleep and self._pending:
+                if self._asleep:
+                    self._wake.wait(self._nap)
+                few = len(self._pending) < self.limits.group_records
+                if few and (self._pending or not self._asleep) and not self._closing:
                     self._wake.wait(self.limits.group_seconds)
                 self._asleep = False
             with self._io:
