@@ -277,7 +277,8 @@ EVENTS = set(
     " integrity_failure key_created key_leased key_rotated key_destroyed session_opened"
     " session_closed policy_activated policy_rejected deployment_created deployment_started"
     " deployment_stopped deployment_deleted signed_in role_changed log_opened log_closed"
-    " log_collected log_read whois heartbeat gap instance_retired certified".split()
+    " log_collected log_read whois heartbeat gap instance_retired log_alert"
+    " alert_acknowledged log_pruned certified".split()
 )
 REQUIRED = {"epoch": int, "event": EVENTS, "log": str, "outcome": {"ok", "denied", "failed"}}
 REQUIRED.update({"prev": str, "seq": int, "ts": str, "v": int})
