@@ -145,6 +145,58 @@ async def test_an_erased_session_gets_its_new_salt(engine: FakeEngine, gateway: 
     assert engine.last_body["cache_salt"] != old
 
 
+@pytest.mark.parametrize("streaming", [True, False])
+async def test_the_erasure_of_a_session_ends_its_requests_and_no_others(
+    engine: FakeEngine, gateway: Gateway, streaming: bool
+) -> None:
+    go = asyncio.Event()
+    asked: list[str] = []
+    both = asyncio.Event()
+
+    async def slow(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        response = web.StreamResponse(
+            headers={"Content-Type": "text/event-stream" if streaming else "application/json"}
+        )
+        if streaming:
+            await response.prepare(request)
+            await response.write(b'data: {"n":1}\n\n')
+        asked.append(body["cache_salt"])
+        if len(asked) == 2:
+            both.set()
+        await go.wait()
+        if not streaming:
+            return web.json_response({"n": 1})
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    plainly, engine.handler = engine.handler, slow
+    begun = {"alice": asyncio.Event(), "bob": asyncio.Event()}
+
+    async def ask(tenant: str) -> tuple[int, bytes]:
+        async with gateway.post(CHAT, {**BODY, "stream": streaming}, X_KV_Tenant=tenant) as answer:
+            begun[tenant].set()
+            return answer.status, await answer.read()
+
+    alice, bob = asyncio.create_task(ask("alice")), asyncio.create_task(ask("bob"))
+    await both.wait()
+    if streaming:
+        await begun["alice"].wait()
+    gateway.parts.on_erasing("alice", "default")
+    status, body = await alice
+    assert b"session_erased" in body
+    assert status == (200 if streaming else 410)
+    assert not bob.done()
+    go.set()
+    status, body = await bob
+    assert status == 200
+    assert b"session_erased" not in body
+    # Her next request goes on under the session's new salt.
+    engine.handler = plainly
+    gateway.daemon.generation = 2
+    assert (await ask("alice"))[0] == 200
+    assert engine.last_body["cache_salt"] not in asked
+
+
 async def test_events_arrive_in_order_and_as_they_are_made(
     engine: FakeEngine, gateway: Gateway
 ) -> None:

@@ -60,7 +60,7 @@ class DataLayout:
 
     @property
     def erasure(self) -> Path:
-        """Erasure jobs and the ledger: beside the keys, so that an old copy of those undoes none."""
+        """Erasure jobs and the ledger, beside the keys: an old copy of those undoes none."""
         return self.data_dir / "erasure"
 
     @property

@@ -36,6 +36,8 @@ class Caller(msgspec.Struct, frozen=True):
 class Admitted(msgspec.Struct, frozen=True):
     """A request that may go to the engine. ``governed`` is False where it goes uncached."""
 
+    tenant: str
+    session: str
     body: bytes
     stream: bool
     governed: bool
@@ -96,6 +98,8 @@ class Admission:
         salt, claim = await self._salt_and_claim(identity, checked.uses, request_id, route)
         stamped = stamp_body(checked.fields, salt=salt, claim=claim)
         return Admitted(
+            tenant=identity.tenant,
+            session=identity.session,
             body=encode_object(stamped),
             stream=checked.stream,
             governed=claim is not None or (not route.carries_claim and salt != ""),

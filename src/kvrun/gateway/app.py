@@ -21,6 +21,7 @@ from kvrun.gateway.jwt import JwksFetch, JwtVerifier, file_fetch
 from kvrun.gateway.link import InstanceClient, InstanceLink
 from kvrun.gateway.metrics import GatewayMetrics
 from kvrun.gateway.proxy import GatewayProxy
+from kvrun.gateway.running import RunningRequests
 from kvrun.gateway.salts import SessionDirectory
 from kvrun.gateway.seen import FileSeenTenant, MemorySeenTenant, SeenTenant
 from kvrun.gateway.upstream import Engine
@@ -47,6 +48,7 @@ class GatewayParts:
         check_settings(settings)
         self.directory: SessionDirectory | None = None
         self.link: InstanceLink | None = None
+        self.running = RunningRequests()
         if claim_key is None and settings.claim_key_file is not None:
             claim_key = load_signing_key(settings.claim_key_file)
         signer = ClaimSigner(claim_key) if claim_key is not None else None
@@ -81,6 +83,11 @@ class GatewayParts:
         if self.directory is not None:
             self.directory.invalidate(tenant, session)
 
+    def on_erasing(self, tenant: str, session: str) -> None:
+        """The daemon's push: the session is being erased; its running requests end."""
+        self.on_invalidated(tenant, session)
+        self.running.end(tenant, session)
+
     async def close(self) -> None:
         """Let the daemon go."""
         if self.link is not None:
@@ -99,6 +106,7 @@ class GatewayParts:
                 socket_path,
                 token,
                 on_invalidated=self.on_invalidated,
+                on_erasing=self.on_erasing,
                 on_lost=self._forget_all,
             )
 
@@ -132,6 +140,7 @@ def build_proxy(settings: GatewaySettings, parts: GatewayParts) -> GatewayProxy:
         engine=engine,
         metrics=GatewayMetrics(),
         link=parts.link,
+        running=parts.running,
         max_body_bytes=settings.max_body_bytes,
         body_timeout_s=settings.body_timeout_s,
         lifespan=lifespan,

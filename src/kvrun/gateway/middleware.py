@@ -32,7 +32,7 @@ from kvrun.gateway.asgi import (
     refuse_websocket,
     send_error,
 )
-from kvrun.gateway.errors import GatewayConfigError
+from kvrun.gateway.errors import GatewayConfigError, GatewayError
 from kvrun.gateway.routes import Route, find_route
 from kvrun.gateway.scrub import EventScrubber, scrub_json
 
@@ -59,6 +59,7 @@ class KvrunMiddleware:
             settings, parts = _parts_from_environment()
         self._settings = settings
         self._admission = parts.admission
+        self._running = parts.running
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -101,7 +102,12 @@ class KvrunMiddleware:
         inner = dict(scope)
         inner["headers"] = _engine_headers(headers, len(admitted.body), request_id)
         answer = _Answer(send, request_id)
-        await self._app(inner, _replay(admitted.body, receive), answer.send)
+        try:
+            with self._running.hold(admitted.tenant, admitted.session):
+                await self._app(inner, _replay(admitted.body, receive), answer.send)
+        except GatewayError as error:
+            if not await answer.broke_off(error):
+                raise
 
 
 class _Answer:
@@ -124,6 +130,14 @@ class _Answer:
                 await self._send_whole(message)
         else:
             await self._send(message)
+
+    async def broke_off(self, error: GatewayError) -> bool:
+        """End a stream of events that has begun with the error; False where none has."""
+        if self._events is None:
+            return False
+        body = b"data: " + error.body() + b"\n\n"
+        await self._send({"type": "http.response.body", "body": body, "more_body": False})
+        return True
 
     async def _begin(self, message: Message) -> None:
         headers = [

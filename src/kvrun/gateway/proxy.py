@@ -46,6 +46,7 @@ from kvrun.gateway.routes import (
     ROUTES,
     find_route,
 )
+from kvrun.gateway.running import RunningRequests
 from kvrun.gateway.scrub import EventScrubber, scrub_json
 from kvrun.gateway.upstream import (
     Engine,
@@ -77,6 +78,7 @@ class GatewayProxy:
         engine: Engine,
         metrics: GatewayMetrics,
         link: InstanceLink | None,
+        running: RunningRequests,
         max_body_bytes: int,
         body_timeout_s: float,
         lifespan: Lifespan,
@@ -86,6 +88,7 @@ class GatewayProxy:
         self._engine = engine
         self._metrics = metrics
         self._link = link
+        self._running = running
         self._max_body_bytes = max_body_bytes
         self._body_timeout_s = body_timeout_s
         self._lifespan = lifespan
@@ -197,14 +200,15 @@ class GatewayProxy:
         assert task is not None
         client.cancel_when_left(task)  # which hangs up on the engine
         try:
-            answer = await self._ask(
-                self._engine.request("POST", route.path, request_id, admitted.body)
-            )
-            self._metrics.first_byte.observe(self._clock() - started)
-            try:
-                await self._pass_on(answer, client, tracker, request_id, admitted)
-            finally:
-                answer.close()
+            with self._running.hold(admitted.tenant, admitted.session):
+                answer = await self._ask(
+                    self._engine.request("POST", route.path, request_id, admitted.body)
+                )
+                self._metrics.first_byte.observe(self._clock() - started)
+                try:
+                    await self._pass_on(answer, client, tracker, request_id, admitted)
+                finally:
+                    answer.close()
         except asyncio.CancelledError:
             if client.left and not task.uncancel():
                 raise ClientGoneError from None

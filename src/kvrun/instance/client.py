@@ -109,10 +109,12 @@ class AsyncInstanceClient:
         *,
         on_invalidated: Callable[[str, str], None],
         on_lost: Callable[[], None],
+        on_erasing: Callable[[str, str], None] = lambda tenant, session: None,
     ) -> None:
         self._socket = socket
         self._hello = make_hello(Role.GATEWAY, token, "kvrun-gateway")
         self._on_invalidated = on_invalidated
+        self._on_erasing = on_erasing
         self._on_lost = on_lost
         self._calls = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[SessionOpened]] = {}
@@ -285,7 +287,8 @@ class AsyncInstanceClient:
                     if erased is not None and not erased.done():
                         erased.set_result(message)
                 elif isinstance(message, SessionInvalidated):
-                    self._on_invalidated(message.tenant, message.session)
+                    tell = self._on_erasing if message.erasing else self._on_invalidated
+                    tell(message.tenant, message.session)
 
 
 def _away(reason: str) -> InstanceUnavailableError:

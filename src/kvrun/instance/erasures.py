@@ -77,7 +77,8 @@ class ErasureResult(msgspec.Struct, frozen=True, kw_only=True):
 class Erasures:
     """Plans and runs them. Thread-safe; ``token_key`` authenticates plans (32 bytes).
 
-    ``on_erased(scope)`` is told when a scope's keys are gone.
+    ``on_erasing(scope)`` is told when an erasure begins, ``on_erased(scope)`` when a scope's keys
+    are gone.
     """
 
     def __init__(
@@ -89,6 +90,7 @@ class Erasures:
         random_bytes: Callable[[int], bytes] = os.urandom,
         on_erased: Callable[[ErasureScope], None] = lambda scope: None,
     ) -> None:
+        self.on_erasing: Callable[[ErasureScope], None] = lambda scope: None
         self.on_erased = on_erased
         self._parts = parts
         self._jobs = jobs
@@ -345,6 +347,7 @@ class Erasures:
     def _refuse(self, scope: ErasureScope) -> None:
         with self._changed:
             self._refused = (*self._refused, scope)
+        self.on_erasing(scope)
 
     def _admit(self, scope: ErasureScope) -> None:
         with self._changed:

@@ -238,13 +238,15 @@ class SessionOpened(Message, frozen=True, tag="session_opened"):
 
 
 class SessionInvalidated(Message, frozen=True, tag="session_invalidated"):
-    """Push to gateways: forget this session's salt; empty means every session of the tenant.
+    """Push to gateways: forget this session's salt; an empty session means every session of the
+    tenant, an empty tenant everything.
 
-    With an empty tenant too: every session.
+    With ``erasing`` the session's erasure begins: its running requests are to end.
     """
 
     tenant: str
     session: str
+    erasing: bool = False
 
 
 class EraseUser(Message, frozen=True, tag="erase_user"):

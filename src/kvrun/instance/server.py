@@ -103,6 +103,7 @@ class InstanceServer:
         self._erasing = ThreadPoolExecutor(16, thread_name_prefix="kvrun-erase")
         self._loop: asyncio.AbstractEventLoop | None = None
         self._listener: socket.socket | None = None
+        erasures.on_erasing = self._announce_beginning
         erasures.on_erased = self._announce_scope
         scrubber.on_late = erasures.acknowledged
         instance.on_stale_claim = self._announce_erasure
@@ -328,6 +329,9 @@ class InstanceServer:
 
     def _announce_erasure(self, tenant: str, session: str | None) -> None:
         self._push(Role.GATEWAY, SessionInvalidated(tenant, session or ""))
+
+    def _announce_beginning(self, scope: ErasureScope) -> None:
+        self._push(Role.GATEWAY, SessionInvalidated(scope.tenant, scope.session, erasing=True))
 
     def _announce_scope(self, scope: ErasureScope) -> None:
         self._announce_erasure(scope.tenant, scope.session)
