@@ -332,7 +332,7 @@ def keeper_at(url: str, folder: Path, timeout_s: float = 5.0) -> Keeper:
         (200, b"", RootError, "something else than expected"),
         (200, b'{"data": {"type": 3}}', RootError, "something else than expected"),
         (200, b'{"errors": []}', RootError, "something else than expected"),
-        (200, b"[" * (1 << 21), RootError, "more than 1048576 bytes"),
+        (200, b"[" * (1 << 21), RootError, "more than 262144 bytes"),
         (403, b'{"errors": ["permission denied"]}', RootRevokedError, "permission denied"),
         (404, b'{"errors": ["no handler for route"]}', RootRevokedError, "no handler"),
         (429, b"", RootUnavailableError, "status 429"),
@@ -373,8 +373,8 @@ def test_a_redirect_does_not_carry_the_token_away(tmp_path: Path) -> None:
     [
         ({"ciphertext": "vault:v7:AAAA"}, "another version"),
         ({"ciphertext": "vault:v1:" + "A" * 500}, "another version"),
-        ({"plaintext": "!"}, "no base64"),
-        ({"plaintext": base64.b64encode(bytes(31)).decode()}, "31 bytes"),
+        ({"plaintext": "!"}, "did not answer with 32 bytes"),
+        ({"plaintext": base64.b64encode(bytes(31)).decode()}, "did not answer with 32 bytes"),
     ],
 )
 def test_a_lying_server_is_caught_where_it_can_be(

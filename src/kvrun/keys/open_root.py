@@ -1,7 +1,7 @@
 """Opening the root that the configuration names, and asking a root what it is without opening it.
 
-What only some roots need (an HTTP client, a PKCS#11 binding, the AWS SDK) is imported here, when
-such a root is opened: it is an optional part of the installation.
+What only some roots need (a PKCS#11 binding, the AWS SDK) is imported here, when such a root is
+opened: it is an optional part of the installation.
 """
 
 import os
@@ -22,6 +22,7 @@ from kvrun.keys.filesystem import ClaimClass, filesystem_facts
 from kvrun.keys.keeper import Keeper
 from kvrun.keys.kept_root import KeptRoot, claim_of
 from kvrun.keys.memory_root import MemoryRoot
+from kvrun.keys.openbao import OpenBaoKeeper
 from kvrun.keys.root import Root
 from kvrun.keys.secret_source import SecretSource
 
@@ -88,10 +89,6 @@ def probe_root(
 def _open_keeper(settings: KeysSection, environ: Mapping[str, str]) -> Keeper:
     address = settings.root_address
     if isinstance(address, OpenBaoAddress):
-        try:
-            from kvrun.keys.openbao import OpenBaoKeeper
-        except ImportError as error:
-            raise _missing("openbao", error) from None
         return OpenBaoKeeper(
             url=address.url,
             mount=address.mount,

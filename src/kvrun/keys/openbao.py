@@ -6,13 +6,13 @@ restored snapshot. API: openbao.org/api-docs/secret/transit.
 """
 
 import base64
-import binascii
+import http.client
+import re
 import ssl
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any, TypeVar
 
-import httpx
 import msgspec
 
 from kvrun.keys.errors import (
@@ -25,9 +25,12 @@ from kvrun.keys.errors import (
 )
 from kvrun.keys.filesystem import ClaimClass
 from kvrun.keys.keeper import KeeperFacts
+from kvrun.keys.quiet_base64 import decode_into, encode
+from kvrun.keys.quiet_http import QuietHttp
+from kvrun.keys.root import KEY_BYTES
 from kvrun.keys.secret_source import SecretSource
 
-MAX_ANSWER_BYTES = 1 << 20
+MAX_ANSWER_BYTES = 1 << 18
 KEY_TYPE = "aes256-gcm96"
 
 
@@ -66,10 +69,8 @@ class OpenBaoKeeper:
             trust = ssl.create_default_context(cafile=str(ca_file) if ca_file else None)
         except OSError as error:
             raise RootError(f"The CA file {ca_file} cannot be used: {error}") from None
-        # No proxies or credentials from the environment, and no redirects: the token goes to the
-        # named server only.
-        self._client = httpx.Client(
-            base_url=f"{url}/v1/", verify=trust, timeout=timeout_s, trust_env=False
+        self._http = QuietHttp(
+            url, trust=trust, timeout_s=timeout_s, max_answer_bytes=MAX_ANSWER_BYTES
         )
 
     @property
@@ -122,8 +123,16 @@ class OpenBaoKeeper:
 
     def encrypt(self, ref: int, context: bytes, secret: memoryview) -> bytes:
         """See :class:`Keeper`."""
-        body = self._bound(context) | {"key_version": ref, "plaintext": _text(secret)}
-        answer = self._call("POST", f"encrypt/{self._key}", body)
+        text = encode(secret)
+        body = bytearray(msgspec.json.encode(self._bound(context) | {"key_version": ref}))
+        body[-1:] = b',"plaintext":"'
+        body += text
+        body += b'"}'
+        text[:] = bytes(len(text))
+        try:
+            answer = self._call("POST", f"encrypt/{self._key}", body)
+        finally:
+            body[:] = bytes(len(body))
         ciphertext = _decoded(answer, _Encrypted).ciphertext
         if not ciphertext.startswith(f"vault:v{ref}:") or len(ciphertext) > 430:
             raise RootError(f"The {self._facts.name} answered with a ciphertext of another version")
@@ -138,16 +147,14 @@ class OpenBaoKeeper:
         if not text.startswith(f"vault:v{ref}:"):
             raise WrapError(f"A wrapped key is no transit ciphertext of version {ref}")
         body = self._bound(context) | {"ciphertext": text}
-        answer = self._call("POST", f"decrypt/{self._key}", body)
+        answer = self._call("POST", f"decrypt/{self._key}", body) or memoryview(b"")
         try:
-            text = _decoded(answer, _Decrypted).plaintext
-            plain = bytearray(binascii.a2b_base64(text, strict_mode=True))
-        except ValueError:
-            raise RootError(f"The {self._facts.name} answered with no base64") from None
-        if len(plain) != len(out):
-            raise WrapError(f"A wrapped key has {len(plain)} bytes inside, not {len(out)}")
-        out[:] = plain
-        plain[:] = bytes(len(plain))
+            found = _PLAINTEXT.search(answer)
+            if found is None or len(out) != KEY_BYTES:
+                raise RootError(f"The {self._facts.name} did not answer with {len(out)} bytes")
+            decode_into(answer[found.start(1) : found.end(1)], out)
+        finally:
+            self._http.wipe()
 
     def destroy(self, ref: int) -> str:
         """See :class:`Keeper`: no older version than the next can be used, then none exists."""
@@ -170,7 +177,7 @@ class OpenBaoKeeper:
 
     def close(self) -> None:
         """See :class:`Keeper`."""
-        self._client.close()
+        self._http.close()
 
     def _find(self) -> "_Key | None":
         answer = self._call("GET", f"keys/{self._key}", missing_is_none=True)
@@ -210,36 +217,39 @@ class OpenBaoKeeper:
         return {"associated_data": base64.b64encode(context).decode()}
 
     def _call(
-        self, method: str, path: str, body: Any = None, *, missing_is_none: bool = False
-    ) -> bytes | None:
+        self,
+        method: str,
+        path: str,
+        body: dict[str, Any] | bytearray | None = None,
+        *,
+        missing_is_none: bool = False,
+    ) -> memoryview | None:
         """One request; once more when it is refused and the token's file holds another token."""
-        status, answer = self._send(method, path, body)
+        content = bytearray(msgspec.json.encode(body)) if isinstance(body, dict) else body
+        status, answer = self._send(method, path, content)
         if status == 403 and self._renewed_token():
-            status, answer = self._send(method, path, body)
+            status, answer = self._send(method, path, content)
         if 200 <= status < 300:
             return answer
         if status == 404 and missing_is_none and not _errors(answer):
             return None
         raise self._failure(status, answer, path)
 
-    def _send(self, method: str, path: str, body: Any) -> tuple[int, bytes]:
-        content = None if body is None else msgspec.json.encode(body)
+    def _send(self, method: str, path: str, body: bytearray | None) -> tuple[int, memoryview]:
         try:
-            with self._client.stream(
-                method, f"{self._mount}/{path}", content=content, headers=self._headers
-            ) as response:
-                answer = bytearray()
-                for part in response.iter_bytes():
-                    answer += part
-                    if len(answer) > MAX_ANSWER_BYTES:
-                        raise RootError(
-                            f"The {self._facts.name} answered with more than {MAX_ANSWER_BYTES} "
-                            "bytes"
-                        )
-                return response.status_code, bytes(answer)
-        except httpx.HTTPError as error:
+            status, answer = self._http.request(
+                method, f"/v1/{self._mount}/{path}", self._headers, body
+            )
+        except (OSError, http.client.HTTPException) as error:
             why = str(error) or type(error).__name__
-            raise RootUnavailableError(f"The {self._facts.name} cannot be asked: {why}") from None
+            raise RootUnavailableError(
+                f"The {self._facts.name} cannot be asked: {why[:200]}"
+            ) from None
+        if len(answer) > MAX_ANSWER_BYTES:
+            raise RootError(
+                f"The {self._facts.name} answered with more than {MAX_ANSWER_BYTES} bytes"
+            )
+        return status, answer
 
     def _renewed_token(self) -> bool:
         token = self._token.read()
@@ -248,7 +258,7 @@ class OpenBaoKeeper:
         self._headers["X-Vault-Token"] = token
         return True
 
-    def _failure(self, status: int, answer: bytes, path: str) -> KeysError:
+    def _failure(self, status: int, answer: memoryview, path: str) -> KeysError:
         said = "; ".join(_errors(answer)) or f"status {status}"
         message = f"The {self._facts.name} refuses {path}: {said[:300]}"
         if "too old" in said or "key not found" in said:
@@ -281,18 +291,15 @@ class _Encrypted(msgspec.Struct, frozen=True):
     ciphertext: str
 
 
-class _Decrypted(msgspec.Struct, frozen=True):
-    plaintext: str
-
-
 class _Errors(msgspec.Struct, frozen=True):
     errors: list[str] = []
 
 
-_Data = TypeVar("_Data", _Key, _Encrypted, _Decrypted)
+_PLAINTEXT = re.compile(rb'"plaintext":\s*"([A-Za-z0-9+/]{43}=)"')
+_Data = TypeVar("_Data", _Key, _Encrypted)
 
 
-def _decoded(answer: bytes | None, kind: type[_Data]) -> _Data:
+def _decoded(answer: memoryview | None, kind: type[_Data]) -> _Data:
     try:
         wrapped = msgspec.json.decode(answer or b"", type=dict[str, msgspec.Raw])
         return msgspec.json.decode(wrapped["data"], type=kind)
@@ -300,12 +307,8 @@ def _decoded(answer: bytes | None, kind: type[_Data]) -> _Data:
         raise RootError(f"OpenBao answered with something else than expected: {error}") from None
 
 
-def _errors(answer: bytes) -> list[str]:
+def _errors(answer: memoryview) -> list[str]:
     try:
         return msgspec.json.decode(answer, type=_Errors).errors
     except msgspec.MsgspecError:
         return []
-
-
-def _text(secret: memoryview) -> str:
-    return base64.b64encode(secret).decode()
