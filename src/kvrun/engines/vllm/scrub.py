@@ -178,8 +178,8 @@ class PageScrubber:
         return any(owner in call.owners or owner == _ANYONE for owner in owners)
 
     def _latest_is(self, call: _Call, page: int) -> bool:
-        owners = self._owners.get(page)
-        return bool(owners) and (call.everything or owners[-1] in call.owners)
+        owners = self._owners.get(page, ())
+        return any(call.everything or owner in call.owners for owner in owners[-1:])
 
     def _forget(self) -> None:
         over = [n for n, c in self._calls.items() if c.reported and not c.held and not c.zeroing]
