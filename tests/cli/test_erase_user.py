@@ -80,6 +80,10 @@ def test_one_parent_certificate_lists_each_deployment(deployments: list[Daemon])
     assert done.returncode == 0, done.stderr
     parent = statement(answer(done)["certificate"])
     assert parent.request.reference == "DSAR-123"
+    anchor = folder / "anchor.json"
+    anchor.write_text(kvrun(folder, "trust", "export", "-c", deployments[0].config).stdout)
+    verified = kvrun(folder, "verify", answer(done)["certificate"], "--trust", anchor)
+    assert verified.returncode == 0, verified.stdout
     assert {child.deployment: child.outcome.value for child in parent.children} == {
         "running": "erased",
         "stopped": "erased",

@@ -155,3 +155,26 @@ async def test_the_link_starts_its_client_once_and_tries_again_after_a_failure()
     assert len(made) == 2
     assert (link.workspace, link.deployment) == ("w1", "chat")
     await link.close()
+
+
+async def test_invalidating_everything_reaches_every_tenant() -> None:
+    daemon = FakeDaemon()
+    sessions = directory(daemon)
+    for key in (("a", "1"), ("b", "1")):
+        await sessions.grant(*key)
+    sessions.invalidate("", "")
+    assert len(sessions) == 0
+
+
+class ErasingError(LimitError):
+    status = 409
+
+
+async def test_a_session_that_is_being_erased_goes_uncached_and_others_go_on() -> None:
+    daemon = FakeDaemon()
+    sessions = directory(daemon)
+    daemon.refuse = ErasingError("the session is being erased")
+    assert await sessions.grant("a", "erased") is None
+    daemon.refuse = None
+    assert await sessions.grant("a", "other") is not None
+    assert await sessions.grant("a", "erased") is not None
