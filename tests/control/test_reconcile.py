@@ -14,11 +14,11 @@ from simulator import QUIET, Clock, sealed, signer
 from kvrun.audit import AuditLog
 from kvrun.config import parse_config
 from kvrun.control.alerts import AlertKind
-from kvrun.control.counters import read_sample
 from kvrun.control.plane import ControlPlane
 from kvrun.control.reconcile import Counts, Sample, reconcile
-from kvrun.control.rounds import run_round
+from kvrun.control.rounds import RoundReport, run_round
 from kvrun.control.schedule import JITTER, LONGEST_RETRY_S, next_delay
+from kvrun.launch.counters import read_sample
 
 ENGINE = """
 # TYPE vllm:num_requests_running gauge
@@ -145,6 +145,10 @@ def test_an_omission_is_an_alert_that_does_not_stop_collection(tmp_path: Path) -
         text = f'[audit]\nmetrics_key_file = "{key}"\n[gateway]\nport = {port}\n'
         config = parse_config(text, {}, source=tmp_path / "kvrun.toml")
         plane = ControlPlane(config)
+
+        def collect() -> RoundReport:
+            return run_round(plane, reason="scheduled", count=lambda: read_sample(config))
+
         name = "default/default/here"
         log = AuditLog.open(
             config.layout.audit,
@@ -153,17 +157,19 @@ def test_an_omission_is_an_alert_that_does_not_stop_collection(tmp_path: Path) -
             now=Clock(),
             limits=QUIET,
         )
-        assert run_round(plane, reason="scheduled").findings == []
+        assert collect().findings == []
         pages["metrics"] = GATEWAY % (105, 0)  # one of the five was under way
         log.append_durable(sealed(1))
         log.sign_checkpoint()
-        (finding,) = run_round(plane, reason="scheduled").findings
+        (finding,) = run_round(
+            plane, reason="scheduled", count=lambda: read_sample(config)
+        ).findings
         assert (finding.side, finding.missing) == ("gateway", 4)
         (alert,) = plane.alerts.all()
         assert (alert.kind, alert.stops) == (AlertKind.OMISSION, False)
         log.append_durable(sealed(2))
         log.close()
-        (report,) = run_round(plane, reason="scheduled").logs
+        (report,) = collect().logs
         assert report.outcome.value == "collected"
 
 

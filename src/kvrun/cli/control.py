@@ -24,6 +24,7 @@ from kvrun.control.retire import retire as retire_log
 from kvrun.control.rounds import RoundReport, run_round
 from kvrun.control.schedule import next_delay
 from kvrun.errors import KvrunError
+from kvrun.launch.counters import read_sample
 from kvrun.process import PARENT_VARIABLE, end_with_parent
 
 _NICE = 10
@@ -33,7 +34,7 @@ _ALARMING = (CollectOutcome.ALERT, CollectOutcome.STOPPED)
 
 def collect_once(config: KvrunConfig, *, as_json: bool) -> int:
     """Collect now; the exit status."""
-    report = run_round(ControlPlane(config), reason="on_demand")
+    report = run_round(ControlPlane(config), reason="on_demand", count=lambda: read_sample(config))
     _show(report, as_json=as_json)
     outcomes = [item.outcome for item in report.logs]
     if any(outcome in _ALARMING for outcome in outcomes):
@@ -51,7 +52,7 @@ def collect_always(config: KvrunConfig, every_s: int | None, *, as_json: bool) -
     plane, failures = ControlPlane(config), 0
     while not stop.is_set():
         try:
-            report = run_round(plane, reason="scheduled")
+            report = run_round(plane, reason="scheduled", count=lambda: read_sample(config))
             _show(report, as_json=as_json)
             failed = any(item.outcome in _FAILED for item in report.logs)
         except (KvrunError, OSError) as error:

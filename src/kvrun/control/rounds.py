@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
 from kvrun.audit.segment import replace_file
 from kvrun.control.collector import Collector, CollectOutcome, CollectReport
 from kvrun.control.counters import Counting
 from kvrun.control.plane import ControlPlane
-from kvrun.control.reconcile import Finding
+from kvrun.control.reconcile import Finding, Sample
 from kvrun.control.retention import Pruned, Retention
 
 _PRUNE_EVERY_S = 3600.0
@@ -22,8 +24,12 @@ class RoundReport(msgspec.Struct, frozen=True, kw_only=True):
     pruned: list[Pruned] = []
 
 
-def run_round(plane: ControlPlane, *, reason: str, count: bool = True) -> RoundReport:
+def run_round(
+    plane: ControlPlane, *, reason: str, count: Callable[[], Sample] | None = None
+) -> RoundReport:
     """Collect, reconcile and prune once, alone on the control plane's folder.
+
+    ``count`` reads the counters of engine and gateway; without it nothing is compared.
 
     Raises KvrunError where the control plane itself cannot work.
     """
@@ -31,7 +37,7 @@ def run_round(plane: ControlPlane, *, reason: str, count: bool = True) -> RoundR
         collector = plane.collector()
         logs, findings = [], []
         for target in plane.targets():
-            counting = Counting(plane) if count else None
+            counting = Counting(plane, count) if count else None
             report = collector.collect(target, reason=reason)
             logs.append(report)
             if counting is not None and report.outcome in _READ:
