@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 from rich.markup import escape
 
+from kvrun.audit.record import format_time
 from kvrun.audit.settings import LogHealth
 from kvrun.cli.options import (
     DEFAULT_CONFIG,
@@ -139,7 +140,8 @@ def _collected_text(collected: dict[str, Any]) -> str:
     if "error" in collected:
         return f"[red]collected: {escape(collected['error'])}[/]"
     lines = [
-        f"collected: {escape(item['log'])}: {item['records']} records, {item['stored']} in Storage"
+        f"collected: {escape(item['log'])}: {item['records']} records, {item['stored']} in "
+        f"Storage, last at {format_time(item['collected_at'])[:19]}Z"
         for item in collected["logs"]
     ] or ["collected: nothing yet"]
     if collected["alerts"]:
