@@ -199,7 +199,7 @@ def open_checkpoint(note: bytes, keys, witnesses=()) -> dict:
     if len(root) != 32:
         raise FormatError("a checkpoint's third line is a root hash")
     opened = {"origin": lines[0], "size": int(lines[1]), "root": root}
-    opened.update(signed=[], signed_raw=[], cosigned=[], broken=set())
+    opened.update(signed=[], signed_raw=[], signers=[], cosigned=[], broken=set())
     for name, key_id, signature in signatures:
         for key in [*keys, *witnesses]:
             if (key["name"], key["id"]) != (name, key_id):
@@ -214,6 +214,7 @@ def open_checkpoint(note: bytes, keys, witnesses=()) -> dict:
             elif key in keys:
                 opened["signed"].append(key_id)
                 opened["signed_raw"].append(key["raw"])
+                opened["signers"].append(name)
             else:
                 opened["cosigned"].append((name, stated))
             break
@@ -822,7 +823,7 @@ class LogCheck:
             self.say("witnessed", FAIL, "bad_cosignature", f"{source}: of {name}")
         if opened["origin"] != self.log_id:
             self.say("integrity", FAIL, "foreign_log", f"{source}: log {opened['origin']}")
-        elif not opened["signed"] or opened["broken"] - names:
+        elif opened["origin"] not in opened["signers"] or opened["broken"] - names:
             self.say("integrity", FAIL, "not_signed", f"{source} has no valid signature")
         else:
             found = {"opened": opened, "source": source, "remembered": remembered}

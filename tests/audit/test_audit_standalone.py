@@ -116,3 +116,17 @@ def test_both_follow_a_log_to_its_new_key_alike(handed_over: bool, tmp_path: Pat
     assert len(manifests) == 2
     for trusted in (True, False):
         assert_same(world.folder, trusted=trusted, remembered=world.remembered)
+
+
+def test_no_other_trusted_log_speaks_for_this_one(tmp_path: Path) -> None:
+    world = honest(tmp_path)
+    other = signer(9, "kvrun.test/instances/two")
+    text = parse_note((world.folder / "checkpoint").read_bytes()).text
+    line = NoteSignature(other.key.name, other.key.key_id, other.sign(text))
+    (world.folder / "checkpoint").write_bytes(Note(text, (line,)).encode())
+    keys = (signer().key, other.key)
+    report = verify_files([world.folder], Trust(keys=keys))
+    *files, _ = OTHER.log_files([world.folder])
+    mine = OTHER.LogCheck(keys=[OTHER.verifier_key(key.text()) for key in keys]).run(*files)
+    for codes in ({str(code) for code in report.codes()}, {item[2] for item in mine.findings}):
+        assert "not_signed" in codes

@@ -104,6 +104,11 @@ class OpenedCheckpoint:
     cosigned_by: tuple[Cosignature, ...]
     broken: tuple[str, ...]
 
+    @property
+    def is_signed(self) -> bool:
+        """Whether a key of this very log signed: one whose name is the log's id."""
+        return any(key.name == self.checkpoint.origin for key in self.signed_by)
+
 
 def sign_checkpoint(checkpoint: Checkpoint, signer: CheckpointSigner) -> bytes:
     """The signed note of a checkpoint."""

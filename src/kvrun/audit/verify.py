@@ -162,7 +162,7 @@ class _Verification:
                 self._fail(Aspect.WITNESSED, Code.BAD_COSIGNATURE, what)
         if origin != self.log_id:
             self._fail(Aspect.INTEGRITY, Code.FOREIGN_LOG, f"{source} belongs to log {origin}")
-        elif not opened.signed_by or set(opened.broken) - witness_names:
+        elif not opened.is_signed or set(opened.broken) - witness_names:
             what = f"{source} carries no valid signature of the log's key"
             self._fail(Aspect.INTEGRITY, Code.NOT_SIGNED, what)
         else:
@@ -184,7 +184,7 @@ class _Verification:
             self.log_id = self.log_id or opened.checkpoint.origin
             if opened.checkpoint.origin != self.log_id:
                 continue
-            signed = opened.signed_by and not {key.name for key in self.keys} & set(opened.broken)
+            signed = opened.is_signed and not {key.name for key in self.keys} & set(opened.broken)
             problem = item.problem or ("" if signed else "not signed by the log's key")
             if problem:
                 what = f"{item.by}, {opened.checkpoint.size} records: {problem}"
