@@ -7,7 +7,7 @@ import contextlib
 import logging
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from kvrun.claims.claim import key_id_of
 from kvrun.config import KvrunConfig
+from kvrun.errors import KvrunError
 from kvrun.instance.admin import AdminService
 from kvrun.instance.audit_access import AuditAccess
 from kvrun.instance.auditing import AuditWatch, Directory
@@ -76,14 +77,24 @@ async def _keep_house(opened: _Opened) -> None:
     next_expiry = time.monotonic() + _EXPIRY_EVERY_S
     while True:
         await asyncio.sleep(_HOUSEKEEPING_S)
-        await asyncio.to_thread(instance.cache.deliver_events)
-        await asyncio.to_thread(instance.journal.write_owed)
+        await _in_thread(instance.cache.deliver_events)
+        await _in_thread(instance.journal.write_owed)
         opened.watch.check()
         instance.handles.forget_finished(time.time())
         if time.monotonic() >= next_expiry:
             next_expiry = time.monotonic() + _EXPIRY_EVERY_S
-            await asyncio.to_thread(instance.expire)
-            await asyncio.to_thread(opened.erasures.retry)
+            await _in_thread(instance.expire)
+            await _in_thread(opened.erasures.retry)
+
+
+async def _in_thread(step: Callable[[], object]) -> None:
+    """One step of the housekeeping; what fails now is tried again the next time."""
+    try:
+        await asyncio.to_thread(step)
+    except KvrunError as error:
+        _log.warning("housekeeping waits: %s", error.message)
+    except Exception:
+        _log.exception("housekeeping failed")
 
 
 @contextlib.contextmanager

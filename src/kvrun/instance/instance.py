@@ -21,6 +21,7 @@ from kvrun.instance.handles import Handle, HandleTable
 from kvrun.instance.journal import Journal
 from kvrun.instance.layout import EngineLayout, WorkerShape
 from kvrun.instance.protocol import Match, Matched, ProtocolError, Verdict
+from kvrun.instance.retention import RetentionDay
 from kvrun.keys.service import KeyService
 
 _MAX_HASH_BYTES = 64
@@ -61,6 +62,7 @@ class Instance:
         self._verifier = verifier
         self._replays = ReplayWindow()
         self._now = now
+        self._retention = RetentionDay(now())
         self._lock = threading.Lock()
         self._layout: EngineLayout | None = None
         self._cell_bytes = 0
@@ -184,7 +186,19 @@ class Instance:
             self.journal.key_destroyed(
                 key.tenant_ref, key.session_ref, key.key_id, Event.EXPIRED, key.reason
             )
+        self._retention.add(expired)
+        self._summarize()
         return len(expired)
+
+    def stop(self) -> None:
+        """The daemon stops: what retention did today goes into the log."""
+        self._summarize(stopping=True)
+
+    def _summarize(self, *, stopping: bool = False) -> None:
+        living = self.keys.session_count
+        summary = self._retention.summary(self._now(), living, stopping=stopping)
+        if summary:
+            self.journal.retention(summary)
 
     def _refuse_erased(self, tenant: str, session: str) -> None:
         if self.is_being_erased(tenant, session):

@@ -123,6 +123,18 @@ class Journal:
         """A session got its key."""
         self._soon(self._event(Event.KEY_CREATED, keys=keys, request_id=request_id))
 
+    def retention(self, summary: str) -> None:
+        """A day's retention is over."""
+        self._surely(
+            AuditEvent(
+                event=Event.EXPIRED,
+                workspace=self._workspace,
+                deployment=self._deployment,
+                policy_revision=POLICY_REVISION,
+                reason=_printable(summary),
+            )
+        )
+
     def key_rotated(self, what: str) -> None:
         """An operator had a key of the deployment replaced: ``epoch`` or ``root``."""
         self._surely(

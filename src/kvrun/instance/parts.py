@@ -136,6 +136,7 @@ def open_parts(
             verifier=ClaimVerifier(claim_keys, deployment, time.time, workspace=workspace),
             now=time.time,
         )
+        stack.callback(instance.stop)
         yield InstanceParts(instance, journal, log, log_id, root, memory, ring)
 
 
