@@ -17,7 +17,7 @@ from kvrun.erasure.certificate import ErasureStatement, decode_statement
 from kvrun.erasure.document import parse_certificate, payload_of
 from kvrun.erasure.job import Job, JobState, JobStore
 from kvrun.errors import KvrunError
-from kvrun.instance.client import AdminClient
+from kvrun.instance.client import AdminClient, SessionRefusedError
 from kvrun.instance.connection import InstanceUnavailableError
 from kvrun.instance.erasing import scrub_call
 from kvrun.instance.protocol import Load, Loaded, Scrub, Scrubbed, Store, Verdict
@@ -274,6 +274,30 @@ class TestEngines:
         (statement,) = about(daemon, "pages")
         assert (statement.gpu.evicted, statement.gpu.scrubbed, statement.gpu.held) == (5, 4, 0)
         assert statement.unacknowledged == []
+
+    def test_a_scope_opens_nothing_until_it_is_erased(self, daemon: Daemon) -> None:
+        """A deployment's erasure waits here for its engine to zero pages."""
+        before = grant(daemon, "waits")
+        claim = daemon.claim("waits", before.salt, before.generation)
+        plan = daemon.admin("erase_plan", kind="deployment")
+        assert isinstance(plan, dict)
+        with HandEngine(daemon.socket, daemon.engine_token, scrubs=True) as engine:
+            running = threading.Thread(
+                target=daemon.admin,
+                args=("erase",),
+                kwargs={"kind": "deployment", "confirm": plan["token"]},
+            )
+            running.start()
+            asked = wait_for(engine.scheduler, Scrub)
+            assert isinstance(asked, Scrub)
+            assert asked.everything
+            with pytest.raises(SessionRefusedError) as refused:
+                grant(daemon, "waits")
+            assert refused.value.status == 409
+            assert engine.match(claim, before.salt).verdict is Verdict.DENIED
+            assert engine.scheduler.send(Scrubbed(asked.call, 0, 0, 0))
+            running.join()
+        assert grant(daemon, "waits").generation > before.generation
 
     def test_an_engine_that_cannot_scrub_is_said_so(
         self, daemon: Daemon, engine: HandEngine
