@@ -141,4 +141,14 @@ def test_an_export_that_fails_leaves_no_file(tmp_path: Path) -> None:
     out = tmp_path / "out"
     result = run(app, ["export", "--out", str(out), "--folder", str(world.folder)])
     assert isinstance(result.exception, AuditError)
+    assert f"{path.name}, where record 62 should be" in result.exception.message
     assert not out.exists()
+
+
+def test_an_export_says_which_records_are_no_longer_there(tmp_path: Path) -> None:
+    world = honest(tmp_path)
+    gone = len(world.segments()[0].read_bytes().splitlines())
+    world.segments()[0].unlink()
+    result = run(app, ["export", "--folder", str(world.folder)])
+    assert result.stdout.encode().splitlines() == world.lines()
+    assert f"records 0 to {gone - 1} are no longer in" in result.stderr

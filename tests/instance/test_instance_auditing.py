@@ -206,7 +206,7 @@ def test_after_an_erasure_nobody_can_tell_and_the_question_is_still_logged(
     admit(daemon, engine, "forgotten", [], request_id="r-forgotten")
     reference = reference_of(daemon, "r-forgotten")
     daemon.admin("erase_tenant", tenant="forgotten")
-    with pytest.raises(KvrunError, match="no living key made the reference"):
+    with pytest.raises(KvrunError, match="no living session key made the reference"):
         whois(daemon, reference)
     asked = [r for r in daemon.events() if r["event"] == "whois"][-1]
     assert (asked["tenant_ref"], asked["outcome"]) == (reference, "failed")

@@ -182,4 +182,5 @@ class ChainWalker:
         self.records += len(records)
         self.first_ts = self.first_ts or records[0].ts
         self.last_event = records[-1].event
-        self.gaps += [record for record in records if record.event is Event.GAP]
+        gap = Event.GAP
+        self.gaps += [record for record in records if record.event is gap]

@@ -49,8 +49,7 @@ class LogCursor:
             self._line += len(lines)
             if wanted:
                 self.next_seq = self._line
-                data = b"".join(line + b"\n" for line in wanted)
-                return decode_lines(data) or [decode_record(line) for line in wanted]
+                return _decode(wanted, segment.name, self._line - len(wanted))
 
     def _first(self) -> Path | None:
         earlier = None
@@ -86,6 +85,20 @@ class LogCursor:
             return []
         self._offset += cut
         return data[: cut - 1].split(b"\n")
+
+
+def _decode(lines: list[bytes], name: str, first_seq: int) -> list[Record]:
+    records = decode_lines(b"".join(line + b"\n" for line in lines))
+    if records is not None:
+        return records
+    for seq, line in enumerate(lines, first_seq):
+        try:
+            decode_record(line)
+        except AuditRecordError as error:
+            raise AuditRecordError(
+                f"{name}, where record {seq} should be: {error.message}"
+            ) from None
+    raise AuditRecordError(f"{name} cannot be read from record {first_seq} on")
 
 
 def read_records(folder: Path, *, from_seq: int = 0) -> Iterator[Record]:

@@ -16,6 +16,7 @@ from kvrun.audit.cursor import read_records
 from kvrun.audit.errors import AuditError
 from kvrun.audit.export import ExportFormat, Selection, export_lines, parse_moment
 from kvrun.audit.record import Event, Record
+from kvrun.audit.segment import first_seq_of, list_segments
 from kvrun.audit.ship import DeliveryError, ShipError, Shipper
 from kvrun.audit.sinks import open_sink
 from kvrun.cli.audit_folder import LogFolder, log_folder
@@ -50,7 +51,14 @@ def export(
     selection = Selection(
         since=parse_moment(since), until=parse_moment(until), events=frozenset(event or ())
     )
-    records = (r for r in read_records(log_folder(folder, config_file)) if selection.takes(r))
+    log = log_folder(folder, config_file)
+    records = (record for record in read_records(log) if selection.takes(record))
+    segments = list_segments(log)
+    if segments and (first := first_seq_of(segments[0]) or 0):
+        console(stderr=True).print(
+            f"records 0 to {first - 1} are no longer in {log}: the collected log has them",
+            markup=False,
+        )
     if out is None:
         for line in export_lines(records, form):
             sys.stdout.write(line)

@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 
 class ReferenceGoneError(KvrunError):
-    """No living key made a reference of the log."""
+    """No living session has a reference of the log."""
 
     status = 404
 
@@ -99,9 +99,9 @@ class Directory:
         self._journal.looked_up(reference, reason, found=tenant is not None)
         if tenant is None:
             raise ReferenceGoneError(
-                f"no living key made the reference {reference}",
-                hint="The tenant was erased or expired, and nobody can tell any more who it was; "
-                "or the reference is another deployment's.",
+                f"no living session key made the reference {reference}",
+                hint="The tenant's sessions were erased or expired, and nobody can tell any more "
+                "who it was; or the reference is another deployment's.",
             )
         return Identified(reference, tenant)
 
