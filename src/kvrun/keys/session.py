@@ -150,7 +150,7 @@ class SessionKeys:
     def _check(self) -> None:
         if self._end is not None:
             raise self._end.error()
-        if not self._lease.holds(self._clock()):
+        if self._clock() >= self._lease.until:
             raise HandleEnd.LEASE_OVER.error()
 
     def __del__(self) -> None:
