@@ -83,3 +83,12 @@ def rig(request: pytest.FixtureRequest, tmp_path: Path) -> RootRig:
         return FileRig(tmp_path)
     found: RootRig = request.getfixturevalue(f"{request.param}_rig")
     return found
+
+
+@pytest.fixture(params=["file", "openbao", "pkcs11", "aws_kms"])
+def lasting(request: pytest.FixtureRequest, tmp_path: Path) -> FileRig | KeptRig:
+    """Every root that outlives its process, in a folder."""
+    if request.param == "file":
+        return FileRig(tmp_path)
+    found: KeptRig = request.getfixturevalue(f"{request.param}_rig")
+    return found

@@ -22,10 +22,8 @@ PIN = "4711"
 
 
 class RootRig:
-    """What the contract tests need of a root. ``persistent``: it can be opened again."""
+    """What the contract tests need of a root."""
 
-    persistent = True
-    can_be_cut = False
     can_refuse = True
 
     def open(self) -> Root:
@@ -46,7 +44,6 @@ class RootRig:
 
 
 class MemoryRig(RootRig):
-    persistent = False
     can_refuse = False
 
     def open(self) -> Root:
@@ -70,7 +67,6 @@ class FileRig(RootRig):
 class KeptRig(RootRig):
     """``snapshot_days`` 0: its operator declared that there are no snapshots."""
 
-    can_be_cut = True
     snapshot_days: int | None = 0
 
     def __init__(self, base: Path) -> None:

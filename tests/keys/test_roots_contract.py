@@ -106,24 +106,24 @@ def test_a_destroyed_epoch_is_gone_and_the_evidence_says_how(rig: RootRig) -> No
     root.close()
 
 
-def test_a_root_survives_closing_and_a_destroyed_epoch_does_not_come_back(rig: RootRig) -> None:
-    if not rig.persistent:
-        pytest.skip("a memory root survives nothing")
-    root = rig.open()
+def test_a_root_survives_closing_and_a_destroyed_epoch_does_not_come_back(
+    lasting: FileRig | KeptRig,
+) -> None:
+    root = lasting.open()
     facts, wrapped = root.facts, root.wrap(b"context", SECRET)
     root.create_epoch(1)
     root.create_epoch(2)
     root.destroy_epoch(1)
     kept = key_of(root, 2)
     root.close()
-    root = rig.open()
+    root = lasting.open()
     assert root.facts == facts
     assert root.epochs() == (2,)
     assert key_of(root, 2) == kept
     assert opened(root, wrapped)
     root.destroy_epoch(2)  # even the only epoch can go, and the root goes on
     root.close()
-    root = rig.open()
+    root = lasting.open()
     assert root.epochs() == ()
     assert opened(root, wrapped)
     root.create_epoch(3)
@@ -131,22 +131,20 @@ def test_a_root_survives_closing_and_a_destroyed_epoch_does_not_come_back(rig: R
 
 
 def test_an_old_copy_of_the_folder_brings_keys_back_only_where_it_says_do_not_back_up(
-    rig: RootRig, tmp_path: Path
+    lasting: FileRig | KeptRig, tmp_path: Path
 ) -> None:
-    if not isinstance(rig, FileRig | KeptRig):
-        pytest.skip("a memory root has no folder")
-    root = rig.open()
+    root = lasting.open()
     root.create_epoch(1)
     old = key_of(root, 1)
-    marked = (rig.folder / "DO-NOT-BACK-UP.txt").exists()
-    shutil.copytree(rig.folder, tmp_path / "copy")
+    marked = (lasting.folder / "DO-NOT-BACK-UP.txt").exists()
+    shutil.copytree(lasting.folder, tmp_path / "copy")
     root.create_epoch(2)
     root.destroy_epoch(1)
     root.close()
-    shutil.rmtree(rig.folder)
-    shutil.copytree(tmp_path / "copy", rig.folder)
+    shutil.rmtree(lasting.folder)
+    shutil.copytree(tmp_path / "copy", lasting.folder)
     try:
-        root = rig.open()
+        root = lasting.open()
         came_back = key_of(root, 1) == old
         root.close()
     except RootError:
