@@ -132,7 +132,7 @@ class OpenBaoRig(KeptRig):
 
 
 def openbao_policy(mount: str, key: str, *, without: str = "") -> str:
-    """The policy of docs/keys.md for one key, but for one of its paths."""
+    """The policy of docs/roots.md for one key, but for one of its paths."""
     rules = {
         f"{mount}/keys/{key}": ["create", "read", "update"],
         f"{mount}/keys/{key}/rotate": ["update"],

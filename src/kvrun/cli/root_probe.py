@@ -11,7 +11,7 @@ from kvrun.keys.filesystem import ClaimClass
 from kvrun.keys.open_root import probe_root
 from kvrun.launch.admin import ask_daemon
 
-_READ = "see docs/keys.md"
+_READ = "see docs/roots.md"
 _NO_PROOF = "erasures end in a key deletion record, not in a certificate"
 
 
