@@ -878,7 +878,11 @@ class LogCheck:
             if stone["log"] == self.log_id and stone["signed"]:
                 stones.append(stone)
         while place and place["size"]:
-            fitting = [item for item in stones if item["after"] == place != item["before"]]
+            fitting = [
+                item
+                for item in stones
+                if item["after"] == place and item["before"]["size"] < place["size"]
+            ]
             if not fitting:
                 break
             stone = min(fitting, key=lambda item: item["before"]["size"])

@@ -35,7 +35,9 @@ def judge_start(
             signed.append((tombstone, opened))
     place = start
     while place is not None and place.size:
-        before = [item for item in signed if item[0].after == place != item[0].before]
+        before = [
+            item for item in signed if item[0].after == place and item[0].before.size < place.size
+        ]
         if not before:
             break
         tombstone, opened = min(before, key=lambda item: item[0].before.size)

@@ -208,10 +208,13 @@ class InstanceSteps:
     def issue(self, job: Job, certificate_id: str, issued_at: float) -> Job:
         """Sign, log and store a certificate of this job under an id of its own."""
         parts = self._parts
+        signer = parts.signer()
+        # A job that goes on after a crash may find that its signing key was replaced meanwhile.
+        issued_at = max(issued_at, signer.created_at)
         statement = statement_of(
             job, parts.facts, certificate_id=certificate_id, issued_at=issued_at
         )
-        signed = sign_statement(statement, parts.signer())
+        signed = sign_statement(statement, signer)
         inclusion = parts.ledger.certified(job.id, job.workspace, job.deployment, signed.digest)
         parts.archive.put(certificate_id, make_certificate(signed, inclusion))
         return _replace(job, digest=signed.digest)
