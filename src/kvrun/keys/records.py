@@ -78,6 +78,18 @@ def made_in_of(header: bytes) -> int:
     return int.from_bytes(header[_EPOCH_AT : _EPOCH_AT + 8], "big")
 
 
+def moved_header(header: bytes, made_in: int, used_us: int) -> bytes:
+    """A packed header for the same key under another group key, with its last use."""
+    return b"".join(
+        (
+            header[:_EPOCH_AT],
+            made_in.to_bytes(8, "big"),
+            header[_CREATED_AT:_USED_AT],
+            used_us.to_bytes(8, "big"),
+        )
+    )
+
+
 def key_header(body: memoryview) -> KeyHeader:
     """A key record's header."""
     return KeyHeader.unpack(split_key_record(body)[0])
@@ -163,6 +175,8 @@ def check_name(value: str, what: str) -> str:
 
 
 _EPOCH_AT = LASTING_BYTES
+_CREATED_AT = _EPOCH_AT + 8
+_USED_AT = _CREATED_AT + 8
 _HEADER = struct.Struct(">16s16sQQQQ")
 _STATE = struct.Struct(">16s16sQ?")
 _TOMBSTONE = struct.Struct(">Q")

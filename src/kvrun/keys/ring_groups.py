@@ -19,9 +19,10 @@ from kvrun.keys.records import (
     KeyHeader,
     RecordKind,
     made_in_of,
+    moved_header,
     split_key_record,
 )
-from kvrun.keys.ring_entries import SessionEntry, TenantEntry, session_header, tenant_header
+from kvrun.keys.ring_entries import SessionEntry, TenantEntry, microseconds
 from kvrun.keys.ring_store import GROUP_SLOTS, EpochKeys, RingStore
 from kvrun.keys.wrap import OVERHEAD_BYTES, KeyWrapper
 
@@ -221,7 +222,8 @@ class GroupKeys:
         """
         store = self._store
         target = self.wrapper(group)
-        sources = {group.made_in: target}
+        made_in = group.made_in
+        sources = {made_in: target}
         if group.earlier is not None:
             sources[group.earlier[0]] = KeyWrapper(group.earlier[1].view, store.random_into)
         prefixes = {kind: store.ring.record_prefix(kind) for kind in _COVERED}
@@ -232,17 +234,18 @@ class GroupKeys:
             entry = wanted.get(slot)
             if entry is None:
                 continue
-            if isinstance(entry, SessionEntry):
-                kind, fresh = RecordKind.SESSION_KEYS, session_header(entry, group.made_in).pack()
-            else:
-                kind = RecordKind.TENANT_KEY
-                fresh = tenant_header(entry, store.deployment_id, group.made_in).pack()
+            of_session = isinstance(entry, SessionEntry)
+            kind = RecordKind.SESSION_KEYS if of_session else RecordKind.TENANT_KEY
             header = bytes(old[:HEADER_BYTES])
             source = sources.get(made_in_of(header))
             size = _COVERED[kind] + OVERHEAD_BYTES
             end = HEADER_BYTES + size + OVERHEAD_BYTES
             if kind_number != kind or source is None or len(old) != end:
                 continue
+            if not header.startswith(entry.key_id):
+                continue
+            # What else is in the header is authenticated below, and stays.
+            fresh = moved_header(header, made_in, microseconds(entry.used))
             try:
                 source.unwrap_into(prefixes[kind] + header, old[HEADER_BYTES:], inner[:size])
             except WrapError:
