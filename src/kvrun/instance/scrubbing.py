@@ -110,6 +110,12 @@ class SchedulerScrubber:
         with self._changed:
             self._calls[call] = _Call(message, away=set(pids), waiting=False)
 
+    def stop(self) -> None:
+        """The daemon stops: wait for nobody any more."""
+        with self._changed:
+            self.listening = False
+            self._changed.notify_all()
+
     def engines(self) -> list[int]:
         """See :class:`kvrun.erasure.targets.EngineScrubber`."""
         with self._changed:
@@ -121,7 +127,7 @@ class SchedulerScrubber:
         """See :class:`kvrun.erasure.targets.EngineScrubber`."""
         message = Scrub(call, tuple(owners), everything=everything)
         asked = _Call(message)
-        deadline = time.monotonic() + (self._deadline_s if self.listening else 0.0)
+        deadline = time.monotonic() + self._deadline_s
         with self._changed:
             notes = sorted(
                 f"Pages in engine memory ({engine.software}, process {engine.pid}): this engine"
@@ -136,7 +142,7 @@ class SchedulerScrubber:
             here = {engine.pid for engine in self._engines.values()}
             asked.away = {pid for pid in engines if pid not in here and process_runs(pid)}
             self._calls[call] = asked
-            while asked.owed:
+            while asked.owed and self.listening:
                 rest = deadline - time.monotonic()
                 if rest <= 0 or not self._changed.wait(rest):
                     break

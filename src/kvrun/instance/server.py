@@ -118,6 +118,7 @@ class InstanceServer:
         try:
             await stop.wait()
         finally:
+            self._scrubber.stop()
             accepting.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await accepting
@@ -127,7 +128,6 @@ class InstanceServer:
                 peer.close("the daemon stops")
             self._matching.shutdown()
             self._pool.shutdown()
-            self._scrubber.listening = False
             self._erasing.shutdown()
 
     async def _accept(self, listener: socket.socket) -> None:
