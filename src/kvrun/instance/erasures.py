@@ -102,7 +102,8 @@ class Erasures:
         self._refused: tuple[ErasureScope, ...] = ()
         self._late = threading.RLock()
         self._early: dict[int, ScrubOutcome] = {}
-        self._unfinished: set[str] = set()
+        # By id, as they are now, also what the disk did not take.
+        self._unfinished: dict[str, Job] = {}
         parts.instance.is_being_erased = self._is_refused
 
     def plan(self, scope: ErasureScope) -> Plan:
@@ -167,10 +168,7 @@ class Erasures:
                 admit=lambda: self._admit(scope),
             )
             try:
-                done = run_job(job, steps, save=self._jobs.save, now=parts.now)
-            except BaseException:
-                self._unfinished.add(job.id)
-                raise
+                done = run_job(job, steps, save=self._save, now=parts.now)
             finally:
                 self._admit(scope)
         with self._late:
@@ -196,21 +194,19 @@ class Erasures:
             except (ErasureError, AuditError):
                 if self._keys.living([key.key_id for key in job.keys]):
                     raise
-                self._unfinished.add(job.id)
+                self._unfinished.setdefault(job.id, job)
                 _log.exception("the erasure %s cannot be certified yet", job.id)
         return count
 
     def retry(self) -> int:
         """Try again to finish what failed; call it every now and then. How many are left."""
-        for job_id in list(self._unfinished):
+        with self._changed:
+            jobs = [] if self._running else list(self._unfinished.values())
+        for job in jobs:
             try:
-                job = self._jobs.load(job_id)
-                if job is not None:
-                    self._finish(job)
+                self._finish(job)
             except KvrunError as error:
-                _log.warning("the erasure %s is not finished: %s", job_id, error.message)
-                continue
-            self._unfinished.discard(job_id)
+                _log.warning("the erasure %s is not finished: %s", job.id, error.message)
         return len(self._unfinished)
 
     def replay(self) -> int:
@@ -318,7 +314,13 @@ class Erasures:
 
     def _finish(self, job: Job) -> None:
         steps = InstanceSteps(self._parts, None)
-        run_job(job, steps, save=self._jobs.save, now=self._parts.now)
+        run_job(job, steps, save=self._save, now=self._parts.now)
+
+    def _save(self, job: Job) -> None:
+        self._unfinished[job.id] = job
+        self._jobs.save(job)
+        if job.state is JobState.CERTIFIED:
+            del self._unfinished[job.id]
 
     def _expect(self, job: Job) -> None:
         alive = [pid for pid in job.engines if process_runs(pid)]
