@@ -24,6 +24,7 @@ from kvrun.instance.protocol import Load, Loaded, Scrub, Scrubbed, Store, Verdic
 from support.byhand import BLOCK_BYTES, BlockAt, HandEngine, wait_for
 from support.client import eventually, grant
 from support.daemon import Daemon
+from support.memory import find_in_memory
 from support.moments import AT_A_STEP
 
 WRITTEN = (JobState.TOMBSTONED, JobState.DESTROYED, JobState.PROVEN, JobState.CERTIFIED)
@@ -247,6 +248,23 @@ def test_no_plaintext_of_an_erased_session_stays_in_staging(
     erase(daemon, "staged")
     assert not any(any(engine.region.slot(slot, BLOCK_BYTES)) for slot in slots)
     engine.release(slots)
+
+
+@pytest.mark.root
+def test_the_whole_memory_of_the_daemon_holds_no_plaintext_afterwards(
+    daemon: Daemon, engine: HandEngine
+) -> None:
+    made = stored(daemon, engine, "searched", count=1)
+    needle = made[0][1][100:164]
+    handle = admit(daemon, engine, "searched", hashes(made)).handle
+    taken = engine.slots.take()
+    assert taken is not None
+    assert engine.worker.send(Load(1, handle, (BlockAt(made[0][0], 0, 0, *taken),)))
+    assert wait_for(engine.worker, Loaded) is not None
+    assert find_in_memory(daemon.pid, [needle])[needle]  # the search can succeed
+    erase(daemon, "searched")
+    assert find_in_memory(daemon.pid, [needle])[needle] == set()
+    engine.release([taken[0]])
 
 
 def test_a_request_of_a_session_that_is_being_erased_goes_on_without_the_cache(
