@@ -26,7 +26,7 @@ for scripts. Errors are text on standard error: what was wrong, then what to do.
 | --- | --- |
 | 0 | done; what was checked holds |
 | 1 | what was checked does not hold, or the daemon refused |
-| 2 | the configuration or an argument is not allowed |
+| 2 | the configuration or an argument is not allowed; `kvrun verify`: a key is self-asserted |
 | 3 | something needed is missing or taken: a daemon, a port, a model, an engine |
 | 4 | a process of `kvrun up` did not start or ended by itself |
 | 130 | `kvrun demo` was interrupted while starting; a `kvrun up` that is told to stop ends with 0 |
@@ -73,7 +73,9 @@ SECTION_INTROS = {
         "notices when whoever\nholds the machine and the collected logs rewrites them. "
         "[witnesses.md](witnesses.md) says what each one shows."
     ),
-    "storage": "The workspace's Storage, for collected logs.",
+    "storage": (
+        "The workspace's Storage, for collected logs. Blocks and certificates stay in data_dir."
+    ),
     "erasure": "How long an erasure waits for an engine, and which backups there are.",
     "gateway": (
         "Who may ask, and how a request is assigned to a tenant and a session. `engine_url`, "

@@ -26,7 +26,7 @@ class DataLayout:
 
     @property
     def keys(self) -> Path:
-        """Key slots and the file root."""
+        """Key slots; the file root has a folder of its own."""
         return self.data_dir / "keys"
 
     @property

@@ -10,7 +10,7 @@ SCHEMES = ("s3://", "gs://", "az://", "file:///")
 
 
 class StorageSection(Section):
-    """The workspace's Storage: collected logs; a folder unless an object store is named."""
+    """Where collected logs are stored: a folder unless an object store is named."""
 
     url: str | None = setting(
         None,
