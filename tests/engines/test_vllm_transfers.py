@@ -42,7 +42,7 @@ class Line:
         self.welcome = Welcome(1, "i", "w", "d", False, {}, 0, 1000, 1000, SLOT, announced or slots)
         self.staging_fd: int | None = os.memfd_create("test")
         os.ftruncate(self.staging_fd, SLOT * slots)
-        self.closed = False
+        self.closed = self.ended = False
         self.sent: list[Message] = []
         self.answers: list[AnyMessage] = []
 
@@ -53,6 +53,9 @@ class Line:
     def poll(self, wait_s: float = 0.0) -> Sequence[AnyMessage]:
         answers, self.answers = self.answers, []
         return answers
+
+    def hung_up(self) -> bool:
+        return self.closed or self.ended
 
     def close(self) -> None:
         self.closed = True
@@ -117,6 +120,16 @@ class Rig:
 @pytest.fixture
 def rig() -> Rig:
     return Rig()
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_what_was_copied_after_the_daemon_hung_up_is_no_load(rig: Rig, ended: bool) -> None:
+    slot = rig.load().blocks[0].slot
+    # The last messages can still be read: the slots they name may be zero by now.
+    rig.line.answers = [Loaded(1, (slot,), ())]
+    rig.line.ended = ended
+    (done,) = rig.transfers.poll()
+    assert done.failed is ended
 
 
 def test_slots_that_no_load_holds_are_never_released(rig: Rig) -> None:

@@ -252,6 +252,8 @@ def test_a_session_that_is_erased_ends_its_handles_and_no_others(
         daemon.socket, hello(Role.GATEWAY, daemon.gateway_token), timeout_s=5
     )
     daemon.admin("erase_session", tenant="erased", session="a")
+    began = SessionInvalidated("erased", "a", erasing=True)
+    assert wait_for(gateway, SessionInvalidated) == began
     assert wait_for(gateway, SessionInvalidated) == SessionInvalidated("erased", "a")
     gateway.close()
     revoked = wait_for(engine.scheduler, Revoked)

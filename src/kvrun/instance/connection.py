@@ -151,6 +151,14 @@ class Connection:
         except (OSError, ValueError):
             return True
 
+    def hung_up(self) -> bool:
+        """Whether the daemon has ended the connection, also where its last messages are unread."""
+        if self.closed:
+            return True
+        ended = select.poll()
+        ended.register(self._sock, select.POLLRDHUP)
+        return bool(ended.poll(0))
+
     def close(self) -> None:
         """Close the socket; queued messages are dropped."""
         if not self.closed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 import struct
@@ -70,6 +71,11 @@ class Peer:
         """``send`` from any thread."""
         if not self.closed:
             self._loop.call_soon_threadsafe(self.send, message)
+
+    def hang_up(self) -> None:
+        """End the connection from any thread; both ends know when this returns."""
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
 
     def close(self, reason: str) -> None:
         """Close the socket and tell the owner once."""

@@ -213,7 +213,9 @@ class InstanceServer:
                     )
                 _log.warning("staging memory is not locked: it may be swapped out")
             self._admin.protections["staging"] = "locked" if region.locked else "not locked"
-            link = self._links[peer] = WorkerLink(layout, shape, region, peer.send_soon)
+            link = self._links[peer] = WorkerLink(
+                layout, shape, region, peer.send_soon, peer.hang_up
+            )
             self._transfers.adopt(link)
             peer.send_with_fd(self._welcome(slot_bytes, slots), fd)
         finally:

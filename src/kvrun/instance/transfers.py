@@ -50,12 +50,14 @@ class WorkerLink:
         shape: WorkerShape,
         staging: StagingRegion,
         send: Callable[[Message], None],
+        hang_up: Callable[[], None],
     ) -> None:
         self.on_closed: Callable[[], None] = lambda: None
         self.layout = layout
         self.shape = shape
         self.staging = staging
         self.send = send
+        self.hang_up = hang_up
         self._lock = threading.Lock()
         self._tasks = 0
         self._gone = False
@@ -110,12 +112,15 @@ class Transfers:
     def drain(self, handles: Collection[int], timeout_s: float) -> int:
         """Wait until no staging slot holds plaintext of these revoked handles.
 
-        What is left when time is up is zeroed where it is: a worker that does not run then copies
-        zeros, for requests that end all the same. Returns how many slots that were.
+        What is left when time is up is zeroed where it is, after its worker's connection was ended:
+        a worker that stood still takes what it copies from then on for a failed load. Returns how
+        many slots that were.
         """
         left = self._plaintext.wait_clear(handles, timeout_s)
+        for link in {link for link, _ in left}:
+            link.hang_up()
         for link, slot in left:
-            link.task(partial(self._clear, link, [slot]))()
+            link.task(partial(self._clear, link, [slot]), outlives=True)()
         return len(left)
 
     def load(self, link: WorkerLink, message: Load) -> None:

@@ -35,6 +35,11 @@ class WorkerChannel:
         return self._connection is not None and not self._connection.closed
 
     @property
+    def hung_up(self) -> bool:
+        """Whether the daemon ended the connection: its staging memory may hold anything by now."""
+        return self._connection is None or self._connection.hung_up()
+
+    @property
     def slots(self) -> int:
         """All slots of the staging memory."""
         return self._table.capacity

@@ -226,6 +226,9 @@ class Transfers:
             state.failed = True
         finished = state.left == 0 or (state.failed and not state.blocks)
         if finished and not state.copying:
+            # A daemon that zeroes slots under a worker that stood still hangs up before it does:
+            # what was copied while the connection held is what the daemon opened.
+            state.failed = state.failed or channel.hung_up
             # Slots that the daemon still holds come back through a late ``Loaded``.
             self._left_behind.update(state.slots)
             del self._loads[state.job]
