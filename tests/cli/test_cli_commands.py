@@ -62,8 +62,6 @@ def commands(group: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
         if hasattr(command, "commands"):
             if command.invoke_without_command:
                 yield f"{prefix}{name}", command
-            if command.invoke_without_command:
-                yield f"{prefix}{name}", command
             yield from commands(command, f"{prefix}{name} ")
         else:
             yield f"{prefix}{name}", command
