@@ -77,14 +77,14 @@ def gateway(as_json: AsJson = False) -> None:
 def audit(
     as_json: AsJson = False,
     records: Annotated[
-        int, typer.Option(min=1000, max=100_000_000, help="Records to append and verify.")
+        int, typer.Option(min=1000, max=100_000_000, help="Records to append, verify and collect.")
     ] = 100_000,
     ttft_ms: Annotated[
         float | None,
         typer.Option(min=0.1, help="The engine's cold TTFT at 4,000 tokens, to compare with."),
     ] = None,
 ) -> None:
-    """Records appended durably a second, verified a second, and what a request's records cost.
+    """Records appended durably, verified and collected a second, and a request's share.
 
     Takes about ten seconds on the disk of the temporary folder; 10 million records take 6 GB there
     and some minutes. Pass the TTFT that `kvrun bench ttft` or your engine shows.
