@@ -239,9 +239,9 @@ def test_sessions_nobody_opened_are_dropped_too(box: Box):
     box.restart()
     report = box.store.drop("t", "s1")
     assert (report.blocks, report.bytes) == (1, CELL)
-    assert box.store.drop_tenant("t").disk_blocks == 1
+    assert box.store.drop("t", "s2").disk_blocks == 1
     assert [path.parts[-3] for path in box.files()] == ["other"]
-    assert box.store.drop_tenant("nobody").blocks == 0
+    assert box.store.drop("nobody", "s1").blocks == 0
 
 
 def test_quarantine_takes_a_block_out_of_every_tier_and_it_can_be_stored_again(box: Box):

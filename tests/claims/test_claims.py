@@ -21,7 +21,6 @@ from kvrun.claims.keyfile import (
     create_signing_key,
     load_signing_key,
     load_verification_key,
-    write_verification_key,
 )
 
 VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "claim.json").read_text())
@@ -203,7 +202,7 @@ def test_key_files_are_private_and_never_replaced(tmp_path: Path) -> None:
     with pytest.raises(ClaimKeyError, match="may be read by other users"):
         load_signing_key(path)
     public = tmp_path / "claim.pub"
-    write_verification_key(public, key.public_key())
+    public.write_text(key.public_key().public_bytes_raw().hex() + "\n")
     assert key_id_of(load_verification_key(public)) == key_id_of(key.public_key())
     public.write_text("zz")
     with pytest.raises(ClaimKeyError, match="not an Ed25519 key in 64 hex digits"):

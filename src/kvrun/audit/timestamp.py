@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 MAX_TOKEN_BYTES = 64 * 1024
 SUFFIX = ".tsr"
 REQUEST_TYPE = "application/timestamp-query"
-ANSWER_TYPE = "application/timestamp-reply"
 
 
 @dataclass(frozen=True, slots=True)

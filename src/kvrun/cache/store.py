@@ -7,7 +7,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 
 from kvrun.cache.disk import DiskTier
 from kvrun.cache.errors import SessionDroppedError
@@ -140,15 +140,6 @@ class CacheStore:
         elif current.epoch > epoch:
             return DropReport()
         return current.drop()
-
-    def drop_tenant(self, tenant_ref: str) -> DropReport:
-        """Removes every session of a tenant, opened or not, and sums up the reports."""
-        with self._table_lock:
-            keys = {key for key in self._sessions if key[0] == tenant_ref}
-        if self._state.disk is not None:
-            keys |= {key for key in self._state.disk.session_refs() if key[0] == tenant_ref}
-        reports = [astuple(self.drop(*key)) for key in sorted(keys)]
-        return DropReport(*map(sum, zip(*reports, strict=True)))
 
     def work(self) -> int:
         """Writes one batch of due blocks and delivers events; returns how many blocks it took."""

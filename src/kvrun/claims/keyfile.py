@@ -56,13 +56,6 @@ def load_signing_key(path: Path) -> Ed25519PrivateKey:
     return key
 
 
-def write_verification_key(path: Path, key: Ed25519PublicKey) -> None:
-    """Write the public key as 64 hex digits, replacing the file in one step."""
-    temporary = path.with_name(path.name + ".new")
-    temporary.write_text(key.public_bytes_raw().hex() + "\n")
-    temporary.replace(path)
-
-
 def load_verification_key(path: Path) -> Ed25519PublicKey:
     """Read a public key written as 64 hex digits. Raises ClaimKeyError."""
     try:

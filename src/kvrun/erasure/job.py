@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from kvrun.audit.segment import sync_folder
 from kvrun.erasure.certificate import (
     GpuEntry,
     RequestKind,
@@ -139,7 +140,7 @@ class JobStore:
             temporary.replace(path)
             if new:
                 # Later the name is there, and an earlier state in its place only repeats steps.
-                _sync(self._folder)
+                sync_folder(self._folder)
         except OSError as error:
             raise JobFileError(
                 f"the erasure job {path} cannot be written: {error.strerror}",
@@ -179,11 +180,3 @@ class JobStore:
             job = self.load(match[1]) if match else None
             if job is not None:
                 yield job
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

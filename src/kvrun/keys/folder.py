@@ -78,8 +78,10 @@ def sync_folder(folder: Path) -> None:
 def write_private_file(path: Path, content: bytes) -> None:
     """Create ``path`` with mode 0600 and durable content; FileExistsError when it is there."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    rest = memoryview(content)
     try:
-        os.write(descriptor, content)
+        while rest:
+            rest = rest[os.write(descriptor, rest) :]
         os.fsync(descriptor)
     finally:
         os.close(descriptor)

@@ -159,10 +159,6 @@ class SigningRing:
         """What verifiers need, oldest first, revoked ones included."""
         return [key.public() for key in self.all_keys(purpose)]
 
-    def export_public(self) -> bytes:
-        """All public keys as a JSON list, to hand to a verifier out of band."""
-        return msgspec.json.format(msgspec.json.encode(self.public_keys()))
-
     def _newest(self, purpose: KeyPurpose) -> SigningKey | None:
         usable = [key for key in self.all_keys(purpose) if key.problem(self.now()) is None]
         return usable[-1] if usable else None

@@ -16,7 +16,6 @@ import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +32,10 @@ _PART = re.compile(r"[A-Za-z0-9_%=@.-]+")
 
 @dataclass(frozen=True, slots=True)
 class StoredObject:
-    """An object's name, its size in bytes and when it was stored, by the store's clock."""
+    """An object's name and its size in bytes."""
 
     name: str
     size_bytes: int
-    stored_at: datetime
 
 
 class Storage:
@@ -182,7 +180,7 @@ def check_name(name: str) -> str:
 
 
 def _described(found: Any) -> StoredObject:
-    return StoredObject(found["path"], found["size"], found["last_modified"])
+    return StoredObject(found["path"], found["size"])
 
 
 def _parts(data: bytes | memoryview | Path) -> Iterator[bytes | memoryview]:
