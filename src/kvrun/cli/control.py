@@ -14,8 +14,9 @@ from pathlib import Path
 
 import msgspec
 
-from kvrun.cli.options import console, print_json, size_text, table
+from kvrun.cli.options import console, print_json, table
 from kvrun.config import KvrunConfig
+from kvrun.config.values import size_text
 from kvrun.control.alerts import Alert
 from kvrun.control.collector import CollectOutcome, CollectReport
 from kvrun.control.cosigner import open_cosigner

@@ -15,10 +15,10 @@ from kvrun.cli.options import (
     console,
     print_json,
     read_config,
-    size_text,
     table,
 )
 from kvrun.config import KvrunConfig
+from kvrun.config.values import size_text
 from kvrun.erasure.archive import CertificateArchive
 from kvrun.erasure.certificate import ErasureStatement
 from kvrun.erasure.errors import ErasureError

@@ -46,13 +46,3 @@ def table(*columns: str, title: str | None = None) -> Table:
 def print_json(value: Any) -> None:
     """One JSON value on standard output."""
     sys.stdout.write(msgspec.json.format(msgspec.json.encode(value)).decode() + "\n")
-
-
-def size_text(size: int) -> str:
-    """Bytes for people: ``1.5 GiB``."""
-    value = float(size)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
-    return f"{value:.1f} TiB"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from kvrun.cli.options import size_text
+from kvrun.config.values import size_text
 from kvrun.engines.vllm.installed import EngineMissingError, require_engine
 from kvrun.keys.filesystem import ClaimClass, filesystem_facts
 from kvrun.launch.readiness import AddressInUseError, require_free

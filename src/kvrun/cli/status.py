@@ -15,12 +15,12 @@ from kvrun.cli.options import (
     console,
     print_json,
     read_config,
-    size_text,
     table,
 )
 from kvrun.cli.up import RunningState
 from kvrun.cli.witness_choice import witness_line
 from kvrun.config import KvrunConfig
+from kvrun.config.values import size_text
 from kvrun.control.alerts import AlertBook
 from kvrun.control.remembered import Memory
 from kvrun.errors import KvrunError

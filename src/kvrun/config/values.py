@@ -37,6 +37,16 @@ def format_size(size: int) -> str:
     return str(size)
 
 
+def size_text(size: int) -> str:
+    """Bytes for people: ``1.5 GiB``."""
+    value = float(size)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"
+
+
 ByteSize = Annotated[int, BeforeValidator(parse_size), Field(ge=0)]
 """A number of bytes; text with a unit is accepted."""
 

@@ -5,8 +5,6 @@ scope and what was counted, it is authenticated with a key of the deployment, an
 few minutes. A scope that has grown well beyond the count is planned anew instead of erased.
 """
 
-import base64
-import binascii
 import hmac
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,6 +12,7 @@ from hashlib import sha256
 
 import msgspec
 
+from kvrun.claims.claim import decode_base64url, encode_base64url
 from kvrun.erasure.certificate import RequestKind
 from kvrun.erasure.errors import ErasureError
 
@@ -115,7 +114,7 @@ def needs_token(scope: ErasureScope) -> bool:
 def make_token(key: bytes, scope: ErasureScope, *, tenants: int, sessions: int, now: float) -> str:
     """The token of a plan; ``key`` is 32 bytes, ``now`` in seconds since 1970."""
     body = msgspec.msgpack.encode(_Token(_digest(scope), tenants, sessions, int(now)))
-    return base64.urlsafe_b64encode(_mac(key, body) + body).rstrip(b"=").decode()
+    return encode_base64url(_mac(key, body) + body).decode()
 
 
 def check_token(
@@ -170,13 +169,12 @@ class _Token(msgspec.Struct, frozen=True, array_like=True):
 def _open(key: bytes, token: str) -> _Token | None:
     if len(token) > _MAX_TOKEN:
         return None
+    raw = decode_base64url(token.strip())
+    if raw is None or not hmac.compare_digest(raw[:_MAC_BYTES], _mac(key, raw[_MAC_BYTES:])):
+        return None
     try:
-        raw = base64.urlsafe_b64decode(token.strip() + "=" * (-len(token.strip()) % 4))
-        mac, body = raw[:_MAC_BYTES], raw[_MAC_BYTES:]
-        if not hmac.compare_digest(mac, _mac(key, body)):
-            return None
-        return msgspec.msgpack.decode(body, type=_Token)
-    except (ValueError, binascii.Error, msgspec.MsgspecError):
+        return msgspec.msgpack.decode(raw[_MAC_BYTES:], type=_Token)
+    except msgspec.MsgspecError:
         return None
 
 

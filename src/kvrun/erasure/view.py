@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from kvrun.audit.record import format_time
 from kvrun.audit.verdict import Verdict
+from kvrun.config.values import size_text
 from kvrun.erasure.certificate import (
     CERTIFICATE_TYPE,
     DELETION_RECORD_TYPE,
@@ -79,16 +80,6 @@ def certificate_view(
             " itself can be verified: kvrun verify certificate.json --trust anchor.json"
         ),
     )
-
-
-def size_text(size: int) -> str:
-    """Bytes for people: ``1.5 GiB``."""
-    value = float(size)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
-    return f"{value:.1f} TiB"
 
 
 def _state(report: CertificateReport) -> tuple[Verdict, str]:

@@ -5,7 +5,6 @@ of their group, and that under the epoch key. Random keys are wrapped, never der
 derived here are wrapping keys, look-up tags, pseudonyms and salts.
 """
 
-import base64
 import struct
 from dataclasses import dataclass
 
@@ -13,6 +12,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.hmac import HMAC
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from kvrun.claims.claim import encode_base64url
 from kvrun.keys.entropy import RandomInto
 from kvrun.keys.records import HEADER_BYTES, KEY_BYTES, LASTING_BYTES, RecordKind
 from kvrun.keys.wrap import KeyWrapper, context, prefixed
@@ -131,7 +131,7 @@ def prefix_salt(salt_seed: memoryview, deployment: str, tenant: str, session: st
     """The engine's prefix-cache salt: 43 characters of base64url without padding."""
     fields = prefixed(*(_ascii(x) for x in (deployment, tenant, session)))
     digest = _finish(HMAC(salt_seed, SHA256()), fields)
-    return base64.urlsafe_b64encode(digest).rstrip(b"=").decode("ascii")
+    return encode_base64url(digest).decode("ascii")
 
 
 _EPOCH_LABEL = b"kvrun/epoch-key/v1\x00"
