@@ -256,10 +256,12 @@ def test_whatever_was_accepted_before_the_stop_is_durable(folder: Path, open_log
     threads = [threading.Thread(target=work) for _ in range(3)]
     for thread in threads:
         thread.start()
-    time.sleep(0.05)
+    while len(accepted) < 100 and any(thread.is_alive() for thread in threads):
+        time.sleep(0.001)
     log.close()
     for thread in threads:
         thread.join()
+    assert len(accepted) >= 100
     seqs = {record.seq for record in read_records(folder)}
     assert set(accepted) <= seqs
     assert events_of(folder)[-1][0] is Event.LOG_CLOSED

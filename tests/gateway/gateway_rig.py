@@ -29,7 +29,7 @@ class Grant:
 
 
 class FakeDaemon:
-    """Gives every session a salt; ``refuse`` is raised instead where it is set."""
+    """Gives every session a salt while ``answers`` is set; ``refuse`` is raised where it is set."""
 
     workspace = "w1"
     deployment = "chat"
@@ -38,6 +38,9 @@ class FakeDaemon:
     def __init__(self) -> None:
         self.asked: list[tuple[str, str]] = []
         self.refuse: Exception | None = None
+        self.called = asyncio.Event()
+        self.answers = asyncio.Event()
+        self.answers.set()
         self.delay_s = 0.0
         self.generation = 1
 
@@ -47,7 +50,9 @@ class FakeDaemon:
 
     async def open_session(self, tenant: str, session: str) -> Grant:
         self.asked.append((tenant, session))
+        self.called.set()
         await asyncio.sleep(self.delay_s)
+        await self.answers.wait()
         if self.refuse is not None:
             raise self.refuse
         mark = sum(f"{tenant}/{session}/{self.generation}".encode()) % 26

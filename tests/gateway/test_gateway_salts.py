@@ -64,11 +64,12 @@ async def test_invalidating_a_tenant_reaches_all_its_sessions_and_no_others() ->
 
 async def test_an_answer_overtaken_by_an_invalidation_is_not_kept() -> None:
     daemon = FakeDaemon()
-    daemon.delay_s = 0.02
+    daemon.answers.clear()
     sessions = directory(daemon)
     waiting = asyncio.create_task(sessions.grant("a", "s"))
-    await asyncio.sleep(0.005)
+    await daemon.called.wait()
     sessions.invalidate("a", "s")
+    daemon.answers.set()
     await waiting
     assert sessions.cached("a", "s") is None
 
@@ -128,12 +129,13 @@ async def test_the_daemons_refusal_reaches_the_caller() -> None:
 
 async def test_a_client_that_leaves_does_not_spoil_it_for_the_others() -> None:
     daemon = FakeDaemon()
-    daemon.delay_s = 0.02
+    daemon.answers.clear()
     sessions = directory(daemon)
     leaver = asyncio.create_task(sessions.grant("a", "s"))
     stayer = asyncio.create_task(sessions.grant("a", "s"))
-    await asyncio.sleep(0.005)
+    await daemon.called.wait()
     leaver.cancel()
+    daemon.answers.set()
     assert await stayer is not None
     assert len(daemon.asked) == 1
 

@@ -265,7 +265,10 @@ def test_running_out_of_descriptors_does_not_end_the_daemon(daemon: Daemon) -> N
     try:
         for sock in crowd:
             sock.connect(str(daemon.socket))
-        time.sleep(0.3)
+        deadline = time.monotonic() + 10
+        while sum(1 for _ in Path(f"/proc/{daemon.pid}/fd").iterdir()) < open_now + 3:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
     finally:
         for sock in crowd:
             sock.close()
