@@ -11,7 +11,7 @@ import kvrun
 
 SOURCE = Path(__file__).parents[1] / "src" / "kvrun"
 LAYERS = (
-    {"errors", "filelock", "memlock", "process"},
+    {"durable", "errors", "filelock", "memlock", "process"},
     {"models", "config", "storage"},
     {"seal", "audit"},
     {"claims"},

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from kvrun.audit.segment import sync_folder
+from kvrun.durable import sync_folder
 from kvrun.erasure.certificate import (
     GpuEntry,
     RequestKind,

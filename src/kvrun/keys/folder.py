@@ -4,6 +4,7 @@ import os
 import stat
 from pathlib import Path
 
+from kvrun.durable import sync_folder
 from kvrun.filelock import FileTakenError, hold_file
 from kvrun.keys.errors import FolderBusyError, FolderPermissionError, KeysError
 
@@ -64,15 +65,6 @@ def check_private_file(path: Path, *, purpose: str) -> None:
             f"The {purpose} file {path} has mode {mode & 0o777:04o}; only 0600 is allowed",
             hint=f"Check who could read it, then: chmod 600 {path}",
         )
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names in ``folder`` durable."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def write_private_file(path: Path, content: bytes) -> None:

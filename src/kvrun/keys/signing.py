@@ -18,12 +18,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import (
 )
 
 from kvrun.claims.claim import decode_base64url, encode_base64url, key_id_of
+from kvrun.durable import sync_folder
 from kvrun.keys.errors import FolderBusyError, SigningKeyError
 from kvrun.keys.folder import (
     FolderLock,
     check_private_file,
     private_folder,
-    sync_folder,
     write_private_file,
 )
 

@@ -16,8 +16,9 @@ from enum import Enum
 from pathlib import Path
 from typing import Protocol
 
+from kvrun.durable import sync_folder
 from kvrun.keys.errors import ReadBackError, SlotFileError
-from kvrun.keys.folder import check_private_file, sync_folder
+from kvrun.keys.folder import check_private_file
 
 HALF_BYTES = 512
 SLOT_BYTES = 2 * HALF_BYTES

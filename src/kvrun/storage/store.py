@@ -23,6 +23,7 @@ import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 from obstore.store import LocalStore, ObjectStore, from_url
 
+from kvrun.durable import sync_folder
 from kvrun.storage.errors import ObjectExistsError, ObjectMissingError, StorageError
 
 MAX_OBJECT_BYTES = 5 * 2**30
@@ -130,7 +131,7 @@ class _FolderStorage(Storage):
         made = [folder for folder in (path.parent, *path.parent.parents) if not folder.exists()]
         for folder in reversed(made):
             folder.mkdir(mode=0o700, exist_ok=True)
-            _sync(folder.parent)
+            sync_folder(folder.parent)
         # obstore never lists a name that ends in # and digits.
         temporary = path.with_name(f"{path.name}#{secrets.randbelow(10**18)}")
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -144,7 +145,7 @@ class _FolderStorage(Storage):
             path.hardlink_to(temporary)
         finally:
             temporary.unlink(missing_ok=True)
-        _sync(path.parent)
+        sync_folder(path.parent)
 
 
 def open_storage(url: str, options: Mapping[str, str] | None = None) -> Storage:
@@ -190,11 +191,3 @@ def _parts(data: bytes | memoryview | Path) -> Iterator[bytes | memoryview]:
     with data.open("rb") as file:
         while part := file.read(1 << 20):
             yield part
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
