@@ -1,4 +1,4 @@
-"""Names of files that outlive a power cut. (``kvrun.audit``, which imports nothing, has its own.)"""
+"""Names of files that outlive a power cut; ``kvrun.audit``, which imports nothing, has its own."""
 
 import os
 from pathlib import Path
