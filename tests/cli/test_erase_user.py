@@ -96,6 +96,8 @@ def test_one_parent_certificate_lists_each_deployment(deployments: list[Daemon])
         own = statement(path)
         assert own.request.reference == "DSAR-123"
         assert bool(own.keys) == (child.outcome.value == "erased")
+        unasked = any("no engine was asked" in excluded for excluded in own.exclusions)
+        assert unasked == (daemon is deployments[1])
         listed = answer(kvrun(daemon.folder, "erase", "list", "--ref", "DSAR-123", "--json"))
         assert child.certificate_id in {row["id"] for row in listed}
 

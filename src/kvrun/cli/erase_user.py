@@ -1,4 +1,4 @@
-"""``kvrun erase user``: one person, in every deployment of a workspace, under one certificate."""
+"""``kvrun erase user``: one person, in all given deployments of a workspace, one certificate."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -47,11 +47,11 @@ def user(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Erase one person in every deployment of a workspace, stopped ones included.
+    """Erase one person in the deployments whose configurations are given, stopped ones included.
 
     Each deployment gives a certificate, also where it held nothing; one parent certificate lists
-    them. A deployment whose Storage is here but whose configuration was not given is listed as
-    pending, and the command ends with status 1.
+    them. A deployment that has Storage in a given one's data folder, but whose configuration was
+    not given, is listed as pending, and the command ends with status 1. Others are not seen.
 
     Example: kvrun erase user alice --workspace acme --ref DSAR-123 -c a/kvrun.toml -c b/kvrun.toml
     """

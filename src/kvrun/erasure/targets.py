@@ -56,3 +56,18 @@ class NoEngines:
 
     def expect(self, call: int, owners: Sequence[bytes], pids: Sequence[int]) -> None:
         """Nobody will answer: the next daemon asks."""
+
+
+class UnreachedEngines(NoEngines):
+    """The daemon does not run, so no engine can be asked: the certificate excludes their pages."""
+
+    def scrub(
+        self, call: int, owners: Sequence[bytes], *, everything: bool, engines: Sequence[int]
+    ) -> ScrubOutcome:
+        """Nothing is done, and that is said."""
+        return ScrubOutcome(
+            notes=(
+                "Pages in engine memory: the daemon did not run, so no engine was asked. One that"
+                " still ran then keeps them until it reuses them or ends.",
+            )
+        )

@@ -10,7 +10,7 @@ import msgspec
 from kvrun.config import KvrunConfig
 from kvrun.erasure.certificate import ChildEntry
 from kvrun.erasure.plan import Plan
-from kvrun.erasure.targets import NoEngines
+from kvrun.erasure.targets import UnreachedEngines
 from kvrun.errors import KvrunError
 from kvrun.instance.admin import erasure_request
 from kvrun.instance.connection import InstanceUnavailableError
@@ -86,7 +86,7 @@ def _ask(
         with (
             folder_lock(config.layout.data_dir),
             open_parts(config, memory_bytes=_OFFLINE_MEMORY_BYTES) as parts,
-            open_erasures(config, parts, None, NoEngines()) as erasures,
+            open_erasures(config, parts, None, UnreachedEngines()) as erasures,
         ):
             return msgspec.json.encode(here(erasures))
     except InstanceBusyError:
