@@ -88,6 +88,14 @@ def test_a_file_that_is_gone_or_broken_changes_nothing(
         WatchedApiKeys(path)
 
 
+def test_a_file_that_cannot_be_written_is_named_and_stays_as_it_was(path: Path) -> None:
+    path.with_name(path.name + ".new").mkdir()
+    before = path.read_bytes()
+    with pytest.raises(GatewayConfigError, match=r"cannot write api_keys_file .*keys\.json"):
+        revoke_api_key(path, "app", now=NOW)
+    assert path.read_bytes() == before
+
+
 def test_an_unknown_key_is_named_and_nothing_is_written(path: Path) -> None:
     before = path.read_bytes()
     with pytest.raises(GatewayConfigError, match="no key 'web'"):

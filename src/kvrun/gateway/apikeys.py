@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from kvrun.claims.claim import encode_base64url
+from kvrun.durable import sync_folder
 from kvrun.gateway.errors import GatewayConfigError, GatewayError
 from kvrun.gateway.identity import Principal
 
@@ -96,16 +97,24 @@ def load_api_keys(path: Path) -> list[ApiKeyRecord]:
 
 
 def save_api_keys(path: Path, records: Iterable[ApiKeyRecord]) -> None:
-    """Write the keys file (mode 0600), replacing it in one step."""
+    """Write the keys file (mode 0600) in one step, durably: a revoked key stays revoked.
+
+    Raises GatewayConfigError when it cannot be written; it is as it was then.
+    """
     for record in (records := list(records)):
         _check_record(record, path)
+    content = msgspec.json.format(msgspec.json.encode(_KeysFile(keys=records))) + b"\n"
     temporary = path.with_name(path.name + ".new")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(msgspec.json.format(msgspec.json.encode(_KeysFile(keys=records))) + b"\n")
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        sync_folder(path.parent)
+    except OSError as error:
+        raise GatewayConfigError(f"cannot write api_keys_file {path}: {error.strerror}") from error
 
 
 class _KeysFile(msgspec.Struct, forbid_unknown_fields=True):
