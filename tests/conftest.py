@@ -9,6 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# What is proven must not depend on how busy the machine is.
+settings.register_profile("kvrun", deadline=None)
+settings.load_profile("kvrun")
 
 
 @pytest.fixture

@@ -206,4 +206,4 @@ class CacheModel(RuleBasedStateMachine):
 
 
 TestCacheModel = CacheModel.TestCase
-TestCacheModel.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestCacheModel.settings = settings(max_examples=60, stateful_step_count=40)

@@ -130,7 +130,6 @@ def test_a_lie_is_an_alert_by_its_name_and_nothing_of_it_is_stored(
 
 @settings(
     max_examples=60,
-    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(st.binary(max_size=300), st.text(max_size=100))

@@ -5,7 +5,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from witness_rig import NOW, ORIGIN, Log, open_state
 
@@ -241,7 +241,6 @@ def test_files_are_for_their_owner_only(witness: Witness) -> None:
         assert path.stat().st_mode & 0o077 == 0
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40), st.booleans()), max_size=12))
 def test_whatever_is_asked_only_one_history_is_ever_cosigned(
     tmp_path_factory: pytest.TempPathFactory, asked: list[tuple[int, int, bool]]

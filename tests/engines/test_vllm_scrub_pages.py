@@ -188,7 +188,7 @@ def test_everything_means_every_page_that_was_ever_given(engine: Engine) -> None
     assert engine.remains("carol") == []
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(seed=st.integers(0, 2**32), moves=st.integers(10, 120))
 def test_nothing_of_an_erased_session_remains_whatever_came_before(seed: int, moves: int) -> None:
     rng = random.Random(seed)

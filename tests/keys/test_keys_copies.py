@@ -95,9 +95,7 @@ def test_every_record_ever_written_and_todays_root_open_the_living_and_nothing_e
     service.close()
 
 
-@settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 8), st.integers(), st.sampled_from(["session", "tenant", "two"]))
 def test_a_crash_in_between_leaves_no_way_back_either(
     tmp_path_factory: pytest.TempPathFactory,

@@ -110,9 +110,7 @@ def test_a_destruction_cut_at_each_sync_is_undone_or_finished(
         assert opens_from(tmp_path / "copy", tmp_path)  # the control
 
 
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 9), st.integers(0, 9), st.integers(), st.sampled_from(["session", "tenant"]))
 def test_a_crash_during_the_recovery_from_a_crash_is_recovered_too(
     tmp_path_factory: pytest.TempPathFactory, step: int, again: int, seed: int, what: str
@@ -146,9 +144,7 @@ def test_a_crash_during_the_recovery_from_a_crash_is_recovered_too(
     service.close()
 
 
-@settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 5), st.integers(), st.booleans())
 def test_a_creation_cut_short_leaves_the_session_whole_or_absent(
     tmp_path_factory: pytest.TempPathFactory, step: int, seed: int, new_tenant: bool
@@ -171,9 +167,7 @@ def test_a_creation_cut_short_leaves_the_session_whole_or_absent(
     service.close()
 
 
-@settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 8), st.integers())
 def test_a_very_first_start_cut_short_starts_again(
     tmp_path_factory: pytest.TempPathFactory, step: int, seed: int

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from keys_support import Clock
 
@@ -27,7 +27,6 @@ from kvrun.keys.lease_keeper import LeaseKeeper
 SALT = b"s" * 24
 
 
-@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(st.floats(0, 40), st.floats(0, 5), st.floats(1, 100), st.booleans()), max_size=20

@@ -54,9 +54,7 @@ def test_a_new_root_key_opens_everything_and_the_old_one_is_gone(tmp_path: Path,
     service.close()
 
 
-@settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.integers(0, 6), st.integers(0, 6), st.integers())
 def test_a_root_rotation_cut_short_is_finished_by_the_next_start(
     tmp_path_factory: pytest.TempPathFactory, step: int, again: int, seed: int

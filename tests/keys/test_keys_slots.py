@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvrun.keys import FolderBusyError, FolderPermissionError, SlotFileError
@@ -95,7 +95,6 @@ def test_a_first_write_torn_at_any_byte_leaves_a_free_slot_that_is_scrubbed(path
         assert path.read_bytes() == before
 
 
-@settings(deadline=None)
 @given(st.binary(min_size=1, max_size=BODY_BYTES), st.integers(0, HALF_BYTES * 8 - 1))
 def test_no_changed_bit_passes_the_checksum(
     tmp_path_factory: pytest.TempPathFactory, body: bytes, bit: int

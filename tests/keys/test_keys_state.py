@@ -131,4 +131,4 @@ class KeyServiceMachine(RuleBasedStateMachine):
 
 
 TestKeyService = KeyServiceMachine.TestCase
-TestKeyService.settings = settings(max_examples=25, stateful_step_count=30, deadline=None)
+TestKeyService.settings = settings(max_examples=25, stateful_step_count=30)
