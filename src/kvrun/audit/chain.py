@@ -129,8 +129,7 @@ class ChainWalker:
             and [record.prev for record in records] == [point.prev, *chain[:-1]]
             and {record.log for record in records} == {self.log_id}
             and epochs[0] >= point.epoch
-            and epochs[-1] >= epochs[0]
-            and (epochs[0] == epochs[-1] or sorted(epochs) == epochs)
+            and sorted(epochs) == epochs
         )
         if not in_order:
             return self._walk(lines)
