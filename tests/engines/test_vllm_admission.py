@@ -98,3 +98,14 @@ def test_the_next_daemon_decides_whether_requests_leave_anything_behind(line: Li
     search.next = Line(stateless=True)
     admissions.poll()
     assert admissions.stateless
+
+
+def test_a_lost_daemon_is_looked_for_at_once(line: Line) -> None:
+    """An engine without requests takes no further step: the search may not wait for one."""
+    search = Search()
+    search.next = Line()
+    admissions = admissions_over(line, search)
+    line.close()
+    admissions.poll()
+    assert admissions.connected
+    assert admissions.connections == 2

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvrun.engines.vllm.enginepages import EnginePages
 from kvrun.engines.vllm.pages import CpuPageCopier
 from kvrun.engines.vllm.scrub import PageScrubber
 
@@ -149,6 +152,46 @@ def test_a_repeated_question_is_answered_again(engine: Engine) -> None:
     erase(engine, "alice")
     erase(engine, "alice")
     assert engine.told == [(1, 1, 0), (1, 1, 0)]
+
+
+def test_pages_of_a_request_that_nobody_can_name_are_meant_by_every_erasure(
+    engine: Engine,
+) -> None:
+    engine.give("", 1, ROWS)
+    engine.free(1)
+    engine.give("bob", 2, ROWS)
+    engine.free(2)
+    engine.rows[1] = ["uncached"] * ROWS
+    erase(engine, "alice")
+    assert engine.remains("uncached") == []
+    assert engine.remains("bob") == [2]
+
+
+def group(layers: int, page_bytes: int = 64, padded: int | None = None) -> SimpleNamespace:
+    spec = SimpleNamespace(block_size=16, page_size_bytes=page_bytes, page_size_padded=padded)
+    return SimpleNamespace(layer_names=["layer"] * layers, kv_cache_spec=spec)
+
+
+@pytest.mark.parametrize(
+    ("groups", "full"),
+    [
+        ([group(4)], True),
+        ([group(4), group(4)], True),
+        ([group(4), group(3)], False),
+        ([group(4), group(4, 128)], False),
+        ([group(4, padded=64)], False),
+    ],
+)
+def test_a_page_is_full_only_where_every_group_writes_all_of_it(
+    groups: list[SimpleNamespace], full: bool
+) -> None:
+    block = SimpleNamespace(block_hash=b"h", block_hash_num_tokens=32, ref_cnt=0)
+    manager = SimpleNamespace(
+        kv_cache_config=SimpleNamespace(kv_cache_groups=groups),
+        block_pool=SimpleNamespace(blocks=[block]),
+    )
+    pages = EnginePages(cast(Any, manager), cast(Any, None))
+    assert pages.is_full(0) is full
 
 
 def test_no_rank_is_forgotten() -> None:

@@ -261,7 +261,9 @@ class Admissions:
                 denied.append(request_id)
 
     def _lost(self, denied: list[str]) -> None:
+        # Looked for at once: an engine without requests takes no further step by itself.
         self._connection = None
+        self._adopt(self._reconnector.poll())
         self._waiting.clear()
         for request_id, admission in self._requests.items():
             admission.handle = 0

@@ -32,7 +32,7 @@ from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.engine import EngineCoreRequestType
 from vllm.v1.engine.core import EngineCoreProc
-from vllm.v1.kv_cache_interface import KVCacheConfig, SlidingWindowSpec
+from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
 from vllm.v1.kv_offload.base import (
     CanonicalKVCaches,
     GPULoadStoreSpec,
@@ -123,6 +123,7 @@ __all__ = [
     "GroupOffloadConfig",
     "KVCacheBlocks",
     "KVCacheConfig",
+    "KVCacheGroupSpec",
     "KVCacheManager",
     "KVConnectorMetadata",
     "KVConnectorOutput",

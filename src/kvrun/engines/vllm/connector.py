@@ -35,7 +35,7 @@ from kvrun.engines.vllm.compat import (
 from kvrun.engines.vllm.enginepages import EnginePages
 from kvrun.engines.vllm.governance import check_engine, engine_fingerprint
 from kvrun.engines.vllm.retention import keep_answers
-from kvrun.engines.vllm.scrub import PageScrubber
+from kvrun.engines.vllm.scrub import ANYONE, PageScrubber
 from kvrun.engines.vllm.spec import KvrunOffloadingSpec
 from kvrun.engines.vllm.wake import MailWaker
 from kvrun.engines.vllm.worker import GovernedWorker
@@ -224,6 +224,11 @@ class KvrunConnector(OffloadingConnector):
         request = self._requests.get(request_id)
         if self._scrubber is not None and request is not None:
             owner = page_owner(request.cache_salt or "")
+            admission = self.admissions.get(request_id)
+            denied = admission is None or admission.state is State.DENIED
+            if denied and not self._scrubber.is_erased(owner):
+                # Its salt is its own: no erasure could name it, so every erasure means it.
+                owner = ANYONE
             for group in pages:
                 self._scrubber.own(owner, group)
 

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvrun.engines.vllm.compat import KVCacheManager, OffloadingConnectorScheduler
+from kvrun.engines.vllm.compat import (
+    KVCacheGroupSpec,
+    KVCacheManager,
+    OffloadingConnectorScheduler,
+)
 
 
 class EnginePages:
@@ -14,6 +18,9 @@ class EnginePages:
         self._manager = manager
         self._scheduler = scheduler
         groups = manager.kv_cache_config.kv_cache_groups
+        # Groups of different size use a page differently: what one leaves of it another does not
+        # write. Then no page counts as full of its latest owner's tokens.
+        self._alike = _fill_pages_alike(groups)
         # A page of any group that is cached up to a multiple of this is cached to its end.
         self._page_tokens = max(group.kv_cache_spec.block_size for group in groups)
 
@@ -23,11 +30,12 @@ class EnginePages:
         return block.ref_cnt == 0 and page not in self._scheduler._block_id_to_pending_jobs
 
     def is_full(self, page: int) -> bool:
-        """Whether the page is in the prefix cache as a whole page."""
+        """Whether the page is in the prefix cache as a whole page, all of it written."""
         block = self._manager.block_pool.blocks[page]
         tokens = block.block_hash_num_tokens
         return (
-            block.block_hash is not None
+            self._alike
+            and block.block_hash is not None
             and tokens is not None
             and (tokens % self._page_tokens == 0)
         )
@@ -38,3 +46,13 @@ class EnginePages:
         cached = {page for page in pages if blocks[page].block_hash is not None}
         self._manager.evict_blocks(cached)
         return len(cached)
+
+
+def _fill_pages_alike(groups: Sequence[KVCacheGroupSpec]) -> bool:
+    specs = [group.kv_cache_spec for group in groups]
+    sizes = {
+        (len(group.layer_names), spec.page_size_bytes)
+        for group, spec in zip(groups, specs, strict=True)
+    }
+    padded = any(getattr(spec, "page_size_padded", None) is not None for spec in specs)
+    return len(sizes) == 1 and not padded

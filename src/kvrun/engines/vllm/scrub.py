@@ -15,8 +15,9 @@ from typing import Protocol
 
 _MAX_OWNERS_A_PAGE = 16
 _MAX_ERASED = 65_536
-_ANYONE = b""
-"""An owner that every scrub means: a page with too many owners to name."""
+ANYONE = b""
+"""An owner that every scrub means: a request that nobody can name any more, or a page with too many
+owners to name."""
 
 
 class Pages(Protocol):
@@ -81,6 +82,10 @@ class PageScrubber:
             for call in self._calls.values()
         )
 
+    def is_erased(self, owner: bytes) -> bool:
+        """Whether a scrub of this owner was asked for."""
+        return owner in self._erased
+
     def own(self, owner: bytes, pages: Iterable[int]) -> None:
         """A request of ``owner`` was given these pages."""
         for page in pages:
@@ -91,7 +96,7 @@ class PageScrubber:
                 continue
             kept = tuple(other for other in before if other != owner)
             if len(kept) >= _MAX_OWNERS_A_PAGE:
-                kept = (_ANYONE,)
+                kept = (ANYONE,)
             self._owners[page] = (*kept, owner)
         number = self._erased.get(owner)
         if number is not None and number in self._calls:
@@ -175,11 +180,13 @@ class PageScrubber:
         if self._pages.is_full(page):
             self._owners[page] = owners[-1:]
             return False
-        return any(owner in call.owners or owner == _ANYONE for owner in owners)
+        return any(owner in call.owners or owner == ANYONE for owner in owners)
 
     def _latest_is(self, call: _Call, page: int) -> bool:
         owners = self._owners.get(page, ())
-        return any(call.everything or owner in call.owners for owner in owners[-1:])
+        return any(
+            call.everything or owner in call.owners or owner == ANYONE for owner in owners[-1:]
+        )
 
     def _forget(self) -> None:
         over = [n for n, c in self._calls.items() if c.reported and not c.held and not c.zeroing]
