@@ -229,8 +229,8 @@ def print_result(done: ErasureResult, opening: Path | None) -> None:
         out.print(f"{len(done.erased)} session key(s) destroyed" + (", 20 shown" * (rest > 0)))
         if done.claim_class == "logical":
             out.print(
-                "The key root's filesystem may keep overwritten keys: this is a key deletion"
-                " record, no certificate of erasure."
+                "The key root may keep destroyed keys (kvrun doctor says why): this is a key"
+                " deletion record, no certificate of erasure."
             )
     for name in done.unacknowledged:
         out.print(f"[yellow]not confirmed:[/] {name}")

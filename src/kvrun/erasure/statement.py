@@ -23,10 +23,14 @@ from kvrun.keys.filesystem import ClaimClass
 
 @dataclass(frozen=True, slots=True)
 class StatementFacts:
-    """What a deployment says of itself in every certificate."""
+    """What a deployment says of itself in every certificate.
+
+    ``declared``: the operator said how long snapshots of the key root are kept.
+    """
 
     claim: ClaimClass
     retention: SnapshotRetention
+    declared: bool
     policy_revision: str
     log_id: str
 
@@ -69,7 +73,9 @@ def statement_of(
         claim_class=claim,
         complete_after=complete_after(destroyed_at, retention),
         snapshot_retention_days=retention,
-        exclusions=exclusions(claim, job.notes) if held else list(job.notes),
+        exclusions=exclusions(claim, job.notes, declared=facts.declared)
+        if held
+        else list(job.notes),
         unacknowledged=job.unacknowledged,
         steps=job.steps,
         software=Software(version=__version__),
@@ -110,7 +116,7 @@ def parent_statement(
     )
 
 
-def exclusions(claim: ClaimClass | None, notes: Sequence[str] = ()) -> list[str]:
+def exclusions(claim: ClaimClass | None, notes: Sequence[str] = (), *, declared: bool) -> list[str]:
     """What an erasure of this class does not cover, in plain words."""
     found = [
         "Prompts and answers that applications, gateways' clients or the model's operator keep"
@@ -124,10 +130,15 @@ def exclusions(claim: ClaimClass | None, notes: Sequence[str] = ()) -> list[str]
             " erasure opens what it holds until it is deleted (see complete_after), and a drive"
             " may keep overwritten sectors below the filesystem."
         )
+        if not declared:
+            found.append(
+                "Snapshots and backups of the key root of which the operator said nothing:"
+                " complete_after takes it that there are none."
+            )
     elif claim is ClaimClass.LOGICAL:
         found.append(
-            "The medium under the key root: its filesystem may keep overwritten content, so the"
-            " destroyed keys may be recoverable from it."
+            "The medium under the key root: its filesystem, or snapshots of the system that holds"
+            " it, may keep the destroyed keys, so they may be recoverable from there."
         )
     elif claim is ClaimClass.CRYPTOGRAPHIC:
         found.append(

@@ -176,6 +176,7 @@ def open_erasures(
                         root=config.erasure.root_snapshot_days or 0,
                         machine=config.erasure.machine_snapshot_days,
                     ),
+                    declared=config.erasure.root_snapshot_days is not None,
                     policy_revision=POLICY_REVISION,
                     log_id=log_id,
                 ),
