@@ -82,16 +82,30 @@ class Frontier:
 
     def append(self, leaf: bytes) -> None:
         """Add one leaf hash."""
-        self._push(leaf, 1)
+        roots, size, node = self._roots, self.size, leaf
+        while size & 1:
+            node = node_hash(roots.pop(), node)
+            size >>= 1
+        roots.append(node)
+        self.size += 1
 
     def extend(self, leaves: Sequence[bytes]) -> None:
         """Add many leaf hashes; level by level, which is faster than one by one."""
-        position, end = 0, len(leaves)
-        while position < end:
-            aligned = (self.size & -self.size) or (1 << (end - position).bit_length())
-            count = min(aligned, 1 << ((end - position).bit_length() - 1))
-            self._push(perfect_root(leaves[position : position + count]), count)
-            position += count
+        if len(leaves) == 1:
+            self.append(leaves[0])
+            return
+        roots, level, odd = self._roots, list(leaves), []
+        size = self.size
+        while level:
+            # ``size`` counts the finished nodes of this level; an odd one waits for its sibling.
+            if size & 1:
+                level.insert(0, roots.pop())
+            if len(level) & 1:
+                odd.append(level.pop())
+            level = _parents(level)
+            size >>= 1
+        roots += reversed(odd)
+        self.size += len(leaves)
 
     def root(self) -> bytes:
         """The tree head at the present size."""
@@ -101,15 +115,6 @@ class Frontier:
         for left in self._roots[-2::-1]:
             head = node_hash(left, head)
         return head
-
-    def _push(self, subtree: bytes, width: int) -> None:
-        size, roots = self.size, self._roots
-        bit = width
-        while size & bit:
-            subtree = node_hash(roots.pop(), subtree)
-            bit <<= 1
-        roots.append(subtree)
-        self.size = size + width
 
 
 def inclusion_proof(leaves: Sequence[bytes], index: int) -> list[bytes]:
@@ -223,13 +228,18 @@ def _split(count: int) -> int:
 
 def perfect_root(level: Sequence[bytes]) -> bytes:
     """The root over a power of two of leaf hashes."""
-    start = _NODE_START.copy
     while len(level) > 1:
-        pairs = iter(level)
-        above = []
-        for left, right in zip(pairs, pairs, strict=True):
-            state = start()
-            state.update(left + right)
-            above.append(state.digest())
-        level = above
+        level = _parents(level)
     return level[0]
+
+
+def _parents(level: Sequence[bytes]) -> list[bytes]:
+    """The nodes above an even number of neighbours."""
+    start = _NODE_START.copy
+    pairs = iter(level)
+    above = []
+    for left, right in zip(pairs, pairs, strict=True):
+        state = start()
+        state.update(left + right)
+        above.append(state.digest())
+    return above
