@@ -19,6 +19,7 @@ from kvrun.audit.record import (
     decode_lines,
     decode_record,
     encode_checked,
+    split_lines,
 )
 
 MAX_BREAKS = 100
@@ -111,8 +112,7 @@ class ChainWalker:
         """
         if not data:
             return [], []
-        lines = data.split(b"\n")
-        lines.pop()
+        lines = split_lines(data)
         if self.breaks:
             return self._walk(lines)
         records = decode_lines(data)
