@@ -64,6 +64,11 @@ class DataLayout:
         return self.data_dir / "erasure"
 
     @property
+    def known_engines(self) -> Path:
+        """Processes of engines that may hold plaintext."""
+        return self.erasure / "engines.json"
+
+    @property
     def instance_socket(self) -> Path:
         """Socket of the instance daemon."""
         return self.run / "instance.sock"

@@ -23,7 +23,7 @@ class EngineScrubber(Protocol):
     """Reaches the engines of one instance."""
 
     def engines(self) -> list[int]:
-        """Process ids of the connected engines that can scrub."""
+        """Process ids of the engines that can scrub: connected ones, and ones known to run."""
         ...
 
     def scrub(
@@ -59,15 +59,25 @@ class NoEngines:
 
 
 class UnreachedEngines(NoEngines):
-    """The daemon does not run, so no engine can be asked: the certificate excludes their pages."""
+    """The daemon does not run, so no engine can be asked; ``running`` are known to run."""
+
+    def __init__(self, running: Sequence[int] = ()) -> None:
+        self._running = list(running)
+
+    def engines(self) -> list[int]:
+        """Those that are known to run: the next daemon asks them."""
+        return self._running
 
     def scrub(
         self, call: int, owners: Sequence[bytes], *, everything: bool, engines: Sequence[int]
     ) -> ScrubOutcome:
         """Nothing is done, and that is said."""
         return ScrubOutcome(
+            unacknowledged=tuple(
+                f"engine process {pid}: not asked, the daemon did not run" for pid in engines
+            ),
             notes=(
                 "Pages in engine memory: the daemon did not run, so no engine was asked. One that"
                 " still ran then keeps them until it reuses them or ends.",
-            )
+            ),
         )

@@ -22,6 +22,7 @@ from kvrun.instance.auditing import AuditWatch, Directory
 from kvrun.instance.erasures import Erasures
 from kvrun.instance.instance import Instance
 from kvrun.instance.key_access import KeyAccess
+from kvrun.instance.known_engines import KnownEngines
 from kvrun.instance.launch_secrets import LaunchSecrets
 from kvrun.instance.lease_end import LeaseEnd
 from kvrun.instance.parts import folder_lock, open_erasures, open_parts
@@ -109,7 +110,10 @@ def _open_instance(
         threads = SealingThreads(config.instance.sealing_threads, config.instance.sealing_cpus)
         stack.callback(threads.close)
         transfers = Transfers(instance.handles, parts.journal, threads)
-        scrubber = SchedulerScrubber(deadline_s=config.erasure.engine_deadline_s)
+        scrubber = SchedulerScrubber(
+            deadline_s=config.erasure.engine_deadline_s,
+            known=KnownEngines(config.layout.known_engines),
+        )
         instance.keys.on_lease_end = LeaseEnd(instance, transfers, scrubber)
         erasures = stack.enter_context(open_erasures(config, parts, transfers, scrubber))
         admin = AdminService(

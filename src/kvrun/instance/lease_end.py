@@ -17,8 +17,8 @@ _log = logging.getLogger(__name__)
 class LeaseEnd:
     """Ends every request, zeroes staging, and has engines evict and zero all of their pages.
 
-    Handles refuse before this is called. An engine that loses its connection before it has
-    answered is asked when it comes back; one that had lost it before is not asked.
+    Handles refuse before this is called. An engine that is not connected, or loses its connection
+    before it has answered, is asked when it comes back.
     """
 
     def __init__(self, instance: Instance, transfers: Transfers, scrubber: EngineScrubber) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from kvrun.audit.record import format_time
 from kvrun.erasure.targets import ScrubOutcome
 from kvrun.instance.erasing import process_runs
+from kvrun.instance.known_engines import KnownEngines
 from kvrun.instance.protocol import Scrub, Scrubbed
 
 Send = Callable[[Scrub], None]
@@ -45,13 +46,21 @@ class SchedulerScrubber:
     """An ``EngineScrubber`` over the schedulers of one daemon. Thread-safe.
 
     ``on_late(call, outcome)`` is called, from a thread of its own, when an engine confirms after
-    the deadline. Nobody is waited for before ``listening`` is set.
+    the deadline. Nobody is waited for before ``listening`` is set. ``known`` remembers engines
+    over a restart: one that runs but is not connected owes its answer like one that was asked.
     """
 
-    def __init__(self, *, deadline_s: float, wall: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        *,
+        deadline_s: float,
+        known: KnownEngines | None = None,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
         self.on_late: Callable[[int, ScrubOutcome], None] = lambda call, outcome: None
         self.listening = False
         self._deadline_s = deadline_s
+        self._known = known
         self._wall = wall
         self._changed = threading.Condition()
         self._engines: dict[Hashable, _Engine] = {}
@@ -61,6 +70,8 @@ class SchedulerScrubber:
         self, peer: Hashable, *, pid: int, software: str, scrubs: bool, send: Send
     ) -> None:
         """A scheduler said hello: it is asked what its process still owes."""
+        if self._known is not None:
+            self._known.add(pid, software, scrubs=scrubs)
         with self._changed:
             self._engines[peer] = _Engine(pid, software, scrubs, send)
             if not scrubs:
@@ -119,7 +130,10 @@ class SchedulerScrubber:
     def engines(self) -> list[int]:
         """See :class:`kvrun.erasure.targets.EngineScrubber`."""
         with self._changed:
-            return sorted({engine.pid for engine in self._engines.values() if engine.scrubs})
+            return sorted(
+                {engine.pid for engine in self._engines.values() if engine.scrubs}
+                | self._away(scrubs=True).keys()
+            )
 
     def scrub(
         self, call: int, owners: Sequence[bytes], *, everything: bool, engines: Sequence[int]
@@ -129,11 +143,12 @@ class SchedulerScrubber:
         asked = _Call(message)
         deadline = time.monotonic() + self._deadline_s
         with self._changed:
+            blind = self._away(scrubs=False)
+            blind |= {e.pid: e.software for e in self._engines.values() if not e.scrubs}
             notes = sorted(
-                f"Pages in engine memory ({engine.software}, process {engine.pid}): this engine"
+                f"Pages in engine memory ({software}, process {pid}): this engine"
                 " zeroes none. Nothing can find them, and they are overwritten when reused."
-                for engine in self._engines.values()
-                if not engine.scrubs
+                for pid, software in blind.items()
             )
             for peer, engine in self._engines.items():
                 if engine.scrubs:
@@ -141,6 +156,7 @@ class SchedulerScrubber:
                     engine.send(message)
             here = {engine.pid for engine in self._engines.values()}
             asked.away = {pid for pid in engines if pid not in here and process_runs(pid)}
+            asked.away |= self._away(scrubs=True).keys()
             self._calls[call] = asked
             while asked.owed and self.listening:
                 rest = deadline - time.monotonic()
@@ -154,6 +170,15 @@ class SchedulerScrubber:
         return ScrubOutcome(
             outcome.evicted, outcome.scrubbed, outcome.held, outcome.unacknowledged, tuple(notes)
         )
+
+    def _away(self, *, scrubs: bool) -> dict[int, str]:
+        """Process and software of known engines that run and are not connected."""
+        here = {engine.pid for engine in self._engines.values()}
+        return {
+            engine.pid: engine.software
+            for engine in (self._known.running() if self._known is not None else ())
+            if engine.scrubs == scrubs and engine.pid not in here
+        }
 
     def _outcome(self, call: _Call) -> ScrubOutcome:
         answers = call.answers.values()

@@ -15,6 +15,7 @@ from kvrun.errors import KvrunError
 from kvrun.instance.admin import erasure_request
 from kvrun.instance.connection import InstanceUnavailableError
 from kvrun.instance.erasures import ErasureResult, Erasures
+from kvrun.instance.known_engines import KnownEngines
 from kvrun.instance.parts import InstanceBusyError, folder_lock, open_erasures, open_parts
 from kvrun.launch.admin import NotRunningError, ask_daemon
 from kvrun.process import harden_process
@@ -86,8 +87,13 @@ def _ask(
         with (
             folder_lock(config.layout.data_dir),
             open_parts(config, memory_bytes=_OFFLINE_MEMORY_BYTES) as parts,
-            open_erasures(config, parts, None, UnreachedEngines()) as erasures,
+            open_erasures(config, parts, None, _away(config)) as erasures,
         ):
             return msgspec.json.encode(here(erasures))
     except InstanceBusyError:
         raise away from None
+
+
+def _away(config: KvrunConfig) -> UnreachedEngines:
+    known = KnownEngines(config.layout.known_engines).running()
+    return UnreachedEngines([engine.pid for engine in known if engine.scrubs])
