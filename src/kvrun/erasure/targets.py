@@ -36,7 +36,13 @@ class EngineScrubber(Protocol):
         """
         ...
 
-    def expect(self, call: int, owners: Sequence[bytes], pids: Sequence[int]) -> None:
+    def owed(self) -> list[bytes]:
+        """Page owners whose keys expired, and that some engine has not confirmed yet."""
+        ...
+
+    def expect(
+        self, call: int, owners: Sequence[bytes], pids: Sequence[int], *, everything: bool
+    ) -> None:
         """Engines of these processes owe an answer from before the daemon was started."""
         ...
 
@@ -54,19 +60,33 @@ class NoEngines:
         """Nothing to do."""
         return ScrubOutcome()
 
-    def expect(self, call: int, owners: Sequence[bytes], pids: Sequence[int]) -> None:
+    def owed(self) -> list[bytes]:
+        """None."""
+        return []
+
+    def expect(
+        self, call: int, owners: Sequence[bytes], pids: Sequence[int], *, everything: bool
+    ) -> None:
         """Nobody will answer: the next daemon asks."""
 
 
 class UnreachedEngines(NoEngines):
-    """The daemon does not run, so no engine can be asked; ``running`` are known to run."""
+    """The daemon does not run, so no engine can be asked; ``running`` are known to run.
 
-    def __init__(self, running: Sequence[int] = ()) -> None:
+    ``owed`` are page owners that these had not confirmed when it stopped.
+    """
+
+    def __init__(self, running: Sequence[int] = (), owed: Sequence[bytes] = ()) -> None:
         self._running = list(running)
+        self._owed = list(owed)
 
     def engines(self) -> list[int]:
         """Those that are known to run: the next daemon asks them."""
         return self._running
+
+    def owed(self) -> list[bytes]:
+        """See :class:`EngineScrubber`."""
+        return self._owed
 
     def scrub(
         self, call: int, owners: Sequence[bytes], *, everything: bool, engines: Sequence[int]

@@ -114,6 +114,7 @@ def _open_instance(
             deadline_s=config.erasure.engine_deadline_s,
             known=KnownEngines(config.layout.known_engines),
         )
+        instance.on_expired = scrubber.expired
         instance.keys.on_lease_end = LeaseEnd(instance, transfers, scrubber)
         erasures = stack.enter_context(open_erasures(config, parts, transfers, scrubber))
         admin = AdminService(

@@ -89,6 +89,8 @@ class InstanceSteps:
             # Nothing was destroyed yet, and names are in no file: the request has to come again.
             raise ErasureError(f"the erasure {job.id} ended with the daemon before it began")
         self._refuse()
+        # Engines are asked about these first: their sessions have no key to find them by.
+        self._parts.instance.forget_expired()
         everything = scope.kind is RequestKind.DEPLOYMENT
         # In memory only: a copy of wrapped keys on disk would be what erasure is to outlive.
         found = self._keys.select(None if everything else scope.tenant, scope.session or None)
@@ -139,13 +141,11 @@ class InstanceSteps:
 
     def scrub(self, job: Job) -> Job:
         """See :class:`kvrun.erasure.run.ErasureSteps`."""
-        if not job.sessions:
+        owners, everything = scrubbed_pages(self._parts, job)
+        if not (job.sessions or owners or everything):
             return job
         outcome = self._parts.scrubber.scrub(
-            scrub_call(job),
-            [bytes.fromhex(key.owner) for key in job.keys if key.owner],
-            everything=job.kind is RequestKind.DEPLOYMENT,
-            engines=job.engines,
+            scrub_call(job), owners, everything=everything, engines=job.engines
         )
         return _replace(
             job,
@@ -322,6 +322,18 @@ class InstanceSteps:
             outcome=Outcome.SKIPPED if left else Outcome.PASS,
             detail=f"{left} unreadable blocks are left",
         )
+
+
+def scrubbed_pages(parts: ErasureParts, job: Job) -> tuple[list[bytes], bool]:
+    """The owners whose pages engines have to zero for a job, or that all pages are meant.
+
+    Owners of expired sessions that an engine still owes are among them: whose they were is known
+    to nobody any more. A stateless deployment does not know whose a page is at all.
+    """
+    if job.kind is RequestKind.DEPLOYMENT or parts.instance.stateless:
+        return [], True
+    own = (bytes.fromhex(key.owner) for key in job.keys if key.owner)
+    return [*dict.fromkeys((*own, *parts.scrubber.owed()))], False
 
 
 def scrub_call(job: Job) -> int:

@@ -32,7 +32,13 @@ from kvrun.erasure.run import run_job
 from kvrun.erasure.statement import parent_statement
 from kvrun.erasure.targets import ScrubOutcome
 from kvrun.errors import KvrunError
-from kvrun.instance.erasing import ErasureParts, InstanceSteps, process_runs, scrub_call
+from kvrun.instance.erasing import (
+    ErasureParts,
+    InstanceSteps,
+    process_runs,
+    scrub_call,
+    scrubbed_pages,
+)
 from kvrun.keys.selection import KeySelection, SelectedKey
 
 _replace = msgspec.structs.replace
@@ -325,8 +331,8 @@ class Erasures:
     def _expect(self, job: Job) -> None:
         alive = [pid for pid in job.engines if process_runs(pid)]
         if alive:
-            owners = [bytes.fromhex(key.owner) for key in job.keys if key.owner]
-            self._parts.scrubber.expect(scrub_call(job), owners, alive)
+            owners, everything = scrubbed_pages(self._parts, job)
+            self._parts.scrubber.expect(scrub_call(job), owners, alive, everything=everything)
         elif job.state is JobState.CERTIFIED:
             # Those engines ended, and their memory with them.
             gpu = job.gpu

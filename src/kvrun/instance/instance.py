@@ -20,8 +20,9 @@ from kvrun.instance.grant import SessionGrant
 from kvrun.instance.handles import Handle, HandleTable
 from kvrun.instance.journal import Journal
 from kvrun.instance.layout import EngineLayout, WorkerShape
-from kvrun.instance.protocol import Match, Matched, ProtocolError, Verdict
+from kvrun.instance.protocol import Match, Matched, ProtocolError, Verdict, page_owner
 from kvrun.instance.retention import RetentionDay
+from kvrun.keys.destruction import DestroyedKey
 from kvrun.keys.service import KeyService
 
 _MAX_HASH_BYTES = 64
@@ -58,12 +59,14 @@ class Instance:
         self.handles = HandleTable()
         self.on_stale_claim: Callable[[str, str], None] = lambda tenant, session: None
         self.on_revoked: Callable[[list[int]], None] = lambda handles: None
+        self.on_expired: Callable[[list[bytes]], None] = lambda owners: None
         self.is_being_erased: Callable[[str, str], bool] = lambda tenant, session: False
         self._verifier = verifier
         self._replays = ReplayWindow()
         self._now = now
         self._retention = RetentionDay(now())
         self._lock = threading.Lock()
+        self._expiring = threading.Lock()
         self._layout: EngineLayout | None = None
         self._cell_bytes = 0
 
@@ -177,8 +180,23 @@ class Instance:
 
     def expire(self) -> int:
         """Destroy the keys that were idle or old for too long; how many there were."""
-        expired = self.keys.destroy_expired()
+        with self._expiring:
+            expired = self.keys.destroy_expired()
+            self._let_go(expired)
+            self._summarize()
+        return len(expired)
+
+    def forget_expired(self) -> None:
+        """Returns when engines were told of every expired key that was destroyed until now."""
+        with self._expiring:
+            self._let_go(self.keys.destroyed_by_use())
+
+    def _let_go(self, expired: list[DestroyedKey]) -> None:
         self.revoke_destroyed()
+        self._retention.add(expired)
+        owners = [page_owner(key.salt) for key in expired if key.salt]
+        if owners:
+            self.on_expired(owners)
         for key in expired:
             if not key.session_ref:
                 continue
@@ -186,9 +204,6 @@ class Instance:
             self.journal.key_destroyed(
                 key.tenant_ref, key.session_ref, key.key_id, Event.EXPIRED, key.reason
             )
-        self._retention.add(expired)
-        self._summarize()
-        return len(expired)
 
     def stop(self) -> None:
         """The daemon stops: what retention did today goes into the log."""

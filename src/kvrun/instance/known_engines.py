@@ -34,9 +34,17 @@ class KnownEngine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     scrubs: bool
 
 
+class OwedPages(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Page owners whose keys expired, and the processes that have not zeroed their pages."""
+
+    owners: list[bytes]
+    pids: list[int]
+
+
 class _Content(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     version: int
     engines: list[KnownEngine]
+    owed: list[OwedPages] = []
 
 
 class KnownEngines:
@@ -46,7 +54,9 @@ class KnownEngines:
         """Raises EnginesFileError when there is a file that cannot be read."""
         self._path = path
         self._lock = threading.Lock()
-        self._engines = {engine.pid: engine for engine in _read(path).engines}
+        content = _read(path)
+        self._engines = {engine.pid: engine for engine in content.engines}
+        self._owed = content.owed
 
     def add(self, pid: int, software: str, *, scrubs: bool) -> None:
         """An engine said hello. Durable where the disk allows; without it, known until a restart.
@@ -69,8 +79,21 @@ class KnownEngines:
         with self._lock:
             return [engine for engine in self._engines.values() if _runs(engine)]
 
+    def owed(self) -> list[OwedPages]:
+        """What those that still run owe."""
+        running = {engine.pid for engine in self.running()}
+        left = [OwedPages(owed.owners, sorted(running & {*owed.pids})) for owed in self._owed]
+        return [owed for owed in left if owed.pids]
+
+    def keep_owed(self, owed: list[OwedPages]) -> None:
+        """Write down what engines owe, in place of what they owed."""
+        with self._lock:
+            if owed != self._owed:
+                self._owed = owed
+                self._write()
+
     def _write(self) -> None:
-        body = msgspec.json.encode(_Content(1, list(self._engines.values())))
+        body = msgspec.json.encode(_Content(1, list(self._engines.values()), self._owed))
         new = self._path.with_suffix(".new")
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

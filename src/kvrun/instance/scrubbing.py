@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
@@ -10,10 +11,11 @@ from dataclasses import dataclass, field
 from kvrun.audit.record import format_time
 from kvrun.erasure.targets import ScrubOutcome
 from kvrun.instance.erasing import process_runs
-from kvrun.instance.known_engines import KnownEngines
+from kvrun.instance.known_engines import KnownEngines, OwedPages
 from kvrun.instance.protocol import Scrub, Scrubbed
 
 Send = Callable[[Scrub], None]
+_OWNERS_A_CALL = 50_000
 
 
 @dataclass(slots=True)
@@ -29,13 +31,14 @@ class _Engine:
 @dataclass(slots=True)
 class _Call:
     """One question, and who still owes its answer: peers that were asked, or processes that were
-    away."""
+    away. ``expired``: about sessions whose keys expired; no certificate waits for it."""
 
     message: Scrub
     asked: dict[Hashable, int] = field(default_factory=dict)
     away: set[int] = field(default_factory=set)
     answers: dict[int, Scrubbed] = field(default_factory=dict)
     waiting: bool = True
+    expired: bool = False
 
     @property
     def owed(self) -> bool:
@@ -65,6 +68,10 @@ class SchedulerScrubber:
         self._changed = threading.Condition()
         self._engines: dict[Hashable, _Engine] = {}
         self._calls: dict[int, _Call] = {}
+        self._writing = threading.Lock()
+        for owed in known.owed() if known is not None else ():
+            call = _Call(_new_call(owed.owners), away=set(owed.pids), waiting=False, expired=True)
+            self._calls[call.message.call] = call
 
     def connected(
         self, peer: Hashable, *, pid: int, software: str, scrubs: bool, send: Send
@@ -111,13 +118,37 @@ class SchedulerScrubber:
             outcome = self._outcome(call)
             if not call.owed and not outcome.held:
                 del self._calls[message.call]
-        threading.Thread(
-            target=self.on_late, args=(message.call, outcome), name="kvrun-scrubbed", daemon=True
-        ).start()
+            expired = call.expired
 
-    def expect(self, call: int, owners: Sequence[bytes], pids: Sequence[int]) -> None:
+        def tell() -> None:
+            if expired:
+                self._keep_owed()
+            else:
+                self.on_late(message.call, outcome)
+
+        threading.Thread(target=tell, name="kvrun-scrubbed", daemon=True).start()
+
+    def expired(self, owners: Sequence[bytes]) -> None:
+        """The keys of these page owners expired: engines are asked, and nobody waits for them."""
+        with self._changed:
+            for first in range(0, len(owners), _OWNERS_A_CALL):
+                message = _new_call(owners[first : first + _OWNERS_A_CALL])
+                call = _Call(message, waiting=False, expired=True)
+                self._ask(call)
+                if call.owed:
+                    self._calls[message.call] = call
+        self._keep_owed()
+
+    def owed(self) -> list[bytes]:
         """See :class:`kvrun.erasure.targets.EngineScrubber`."""
-        message = Scrub(call, tuple(owners), everything=not owners)
+        with self._changed:
+            return sorted({owner for call in self._expired() for owner in call.message.owners})
+
+    def expect(
+        self, call: int, owners: Sequence[bytes], pids: Sequence[int], *, everything: bool
+    ) -> None:
+        """See :class:`kvrun.erasure.targets.EngineScrubber`."""
+        message = Scrub(call, tuple(owners), everything=everything)
         with self._changed:
             self._calls[call] = _Call(message, away=set(pids), waiting=False)
 
@@ -150,13 +181,9 @@ class SchedulerScrubber:
                 " zeroes none. Nothing can find them, and they are overwritten when reused."
                 for pid, software in blind.items()
             )
-            for peer, engine in self._engines.items():
-                if engine.scrubs:
-                    asked.asked[peer] = engine.pid
-                    engine.send(message)
+            self._ask(asked)
             here = {engine.pid for engine in self._engines.values()}
-            asked.away = {pid for pid in engines if pid not in here and process_runs(pid)}
-            asked.away |= self._away(scrubs=True).keys()
+            asked.away |= {pid for pid in engines if pid not in here and process_runs(pid)}
             self._calls[call] = asked
             while asked.owed and self.listening:
                 rest = deadline - time.monotonic()
@@ -170,6 +197,35 @@ class SchedulerScrubber:
         return ScrubOutcome(
             outcome.evicted, outcome.scrubbed, outcome.held, outcome.unacknowledged, tuple(notes)
         )
+
+    def _ask(self, call: _Call) -> None:
+        for peer, engine in self._engines.items():
+            if engine.scrubs:
+                call.asked[peer] = engine.pid
+                engine.send(call.message)
+        call.away = set(self._away(scrubs=True))
+
+    def _expired(self) -> list[_Call]:
+        """The questions about expired sessions that processes that still run have to answer."""
+        for call in [call for call in self._calls.values() if call.expired]:
+            call.away = {pid for pid in call.away if process_runs(pid)}
+            if not call.owed and not self._outcome(call).held:
+                del self._calls[call.message.call]
+        return [call for call in self._calls.values() if call.expired]
+
+    def _keep_owed(self) -> None:
+        if self._known is None:
+            return
+        with self._writing:
+            with self._changed:
+                owed = [
+                    OwedPages(
+                        [*call.message.owners],
+                        sorted({*call.asked.values(), *call.away, *call.answers}),
+                    )
+                    for call in self._expired()
+                ]
+            self._known.keep_owed(owed)
 
     def _away(self, *, scrubs: bool) -> dict[int, str]:
         """Process and software of known engines that run and are not connected."""
@@ -187,6 +243,10 @@ class SchedulerScrubber:
         return ScrubOutcome(
             sum(answer.evicted for answer in answers),
             sum(answer.scrubbed for answer in answers),
-            sum(answer.held for answer in answers),
+            sum(answer.held for pid, answer in call.answers.items() if process_runs(pid)),
             tuple(f"engine process {pid}: not confirmed at {since}" for pid in owed),
         )
+
+
+def _new_call(owners: Sequence[bytes]) -> Scrub:
+    return Scrub(secrets.randbits(60), tuple(owners), everything=False)

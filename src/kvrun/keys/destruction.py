@@ -4,10 +4,10 @@ import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvrun.keys.errors import KeyUnavailableError
-from kvrun.keys.hierarchy import session_ref
+from kvrun.keys.hierarchy import prefix_salt, session_ref
 from kvrun.keys.keyring import Keyring
 from kvrun.keys.open_handles import OpenHandles
 from kvrun.keys.ring_entries import DestructionEvidence, SessionEntry, TenantEntry
@@ -26,6 +26,8 @@ class DestroyedKey:
     reason: str
     """``erased``, ``idle`` or ``absolute``."""
     evidence: DestructionEvidence
+    salt: str = field(default="", repr=False)
+    """What an engine knew the session by; empty where its slot did not open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,9 +99,15 @@ class Destroyer:
         evidence = self._ring.destroy(list(sessions), list(tenants))
         destroyed = [
             DestroyedKey(
-                tenant_ref, ref, entry.generation, entry.key_id.hex(), sessions[entry], evidence
+                tenant_ref,
+                ref,
+                entry.generation,
+                entry.key_id.hex(),
+                sessions[entry],
+                evidence,
+                salt,
             )
-            for entry, tenant_ref, ref in named
+            for entry, tenant_ref, ref, salt in named
         ]
         destroyed += [
             DestroyedKey(ref, "", 0, entry.key_id.hex(), tenants[entry], evidence)
@@ -162,16 +170,18 @@ class Destroyer:
                 if not self._doomed[victim]:
                     del self._doomed[victim]
 
-    def _end_handle(self, entry: SessionEntry) -> tuple[str, str]:
-        """End the session's handle if it has one; its tenant and session pseudonyms."""
+    def _end_handle(self, entry: SessionEntry) -> tuple[str, str, str]:
+        """End the session's handle if it has one; its tenant and session pseudonyms and salt."""
         handle = self._handles.end(entry)
         if handle is not None:
-            return handle.tenant_ref, handle.session_ref
+            return handle.tenant_ref, handle.session_ref, handle.salt
         try:
             with self._ring.opened(entry) as opened:
-                return opened.tenant_ref, session_ref(opened.name_key, opened.scope)
+                scope = opened.scope
+                salt = prefix_salt(opened.salt_seed, scope.deployment, scope.tenant, scope.session)
+                return opened.tenant_ref, session_ref(opened.name_key, scope), salt
         except KeyUnavailableError:
-            return self._tenant_ref(entry.tenant), ""  # damaged: destroyed all the same
+            return self._tenant_ref(entry.tenant), "", ""  # damaged: destroyed all the same
 
     def _tenant_ref(self, entry: TenantEntry) -> str:
         try:

@@ -247,6 +247,12 @@ class KeyService:
             done, self._unreported = self._unreported, []
             return done
 
+    def destroyed_by_use(self) -> list[DestroyedKey]:
+        """What ``acquire`` destroyed since somebody asked, here or by ``destroy_expired``."""
+        with self._lock:
+            done, self._unreported = self._unreported, []
+            return done
+
     def sessions(self) -> Iterator[SessionInfo]:
         """All sessions with their ids, read from the slots one by one; changes meanwhile may or
         may not show."""

@@ -95,5 +95,6 @@ def _ask(
 
 
 def _away(config: KvrunConfig) -> UnreachedEngines:
-    known = KnownEngines(config.layout.known_engines).running()
-    return UnreachedEngines([engine.pid for engine in known if engine.scrubs])
+    known = KnownEngines(config.layout.known_engines)
+    owed = {owner for owed in known.owed() for owner in owed.owners}
+    return UnreachedEngines([e.pid for e in known.running() if e.scrubs], sorted(owed))
