@@ -41,9 +41,18 @@ class EngineScrubber(Protocol):
         ...
 
     def expect(
-        self, call: int, owners: Sequence[bytes], pids: Sequence[int], *, everything: bool
+        self,
+        call: int,
+        owners: Sequence[bytes],
+        pids: Sequence[int],
+        *,
+        everything: bool,
+        before: ScrubOutcome,
     ) -> None:
-        """Engines of these processes owe an answer from before the daemon was started."""
+        """Engines of these processes owe an answer from before the daemon was started.
+
+        ``before`` is what was evicted and zeroed by then.
+        """
         ...
 
 
@@ -65,7 +74,13 @@ class NoEngines:
         return []
 
     def expect(
-        self, call: int, owners: Sequence[bytes], pids: Sequence[int], *, everything: bool
+        self,
+        call: int,
+        owners: Sequence[bytes],
+        pids: Sequence[int],
+        *,
+        everything: bool,
+        before: ScrubOutcome,
     ) -> None:
         """Nobody will answer: the next daemon asks."""
 

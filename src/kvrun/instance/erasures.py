@@ -190,7 +190,7 @@ class Erasures:
         """
         count = 0
         for job in self._jobs.jobs():
-            if job.unacknowledged:
+            if job.unacknowledged or job.gpu.held:
                 self._expect(job)
             if job.state is JobState.CERTIFIED:
                 continue
@@ -243,6 +243,8 @@ class Erasures:
                 gpu = GpuEntry(
                     evicted=outcome.evicted, scrubbed=outcome.scrubbed, held=outcome.held
                 )
+                if gpu == job.gpu and len(outcome.unacknowledged) == len(job.unacknowledged):
+                    continue
                 later = _replace(
                     job,
                     gpu=gpu,
@@ -332,11 +334,17 @@ class Erasures:
         alive = [pid for pid in job.engines if process_runs(pid)]
         if alive:
             owners, everything = scrubbed_pages(self._parts, job)
-            self._parts.scrubber.expect(scrub_call(job), owners, alive, everything=everything)
+            self._parts.scrubber.expect(
+                scrub_call(job),
+                owners,
+                alive,
+                everything=everything,
+                before=ScrubOutcome(job.gpu.evicted, job.gpu.scrubbed),
+            )
         elif job.state is JobState.CERTIFIED:
             # Those engines ended, and their memory with them.
-            gpu = job.gpu
-            self.acknowledged(scrub_call(job), ScrubOutcome(gpu.evicted, gpu.scrubbed, gpu.held))
+            outcome = ScrubOutcome(job.gpu.evicted, job.gpu.scrubbed)
+            self.acknowledged(scrub_call(job), outcome)
 
     @contextmanager
     def _alone(self, scope: ErasureScope) -> Iterator[None]:

@@ -31,12 +31,17 @@ class _Engine:
 @dataclass(slots=True)
 class _Call:
     """One question, and who still owes its answer: peers that were asked, or processes that were
-    away. ``expired``: about sessions whose keys expired; no certificate waits for it."""
+    away.
+
+    ``counted``: pages evicted and zeroed that are in no answer any more. ``expired``: about sessions
+    whose keys expired; no certificate waits for it.
+    """
 
     message: Scrub
     asked: dict[Hashable, int] = field(default_factory=dict)
     away: set[int] = field(default_factory=set)
     answers: dict[int, Scrubbed] = field(default_factory=dict)
+    counted: list[tuple[int, int]] = field(default_factory=list)
     waiting: bool = True
     expired: bool = False
 
@@ -84,6 +89,12 @@ class SchedulerScrubber:
             if not scrubs:
                 return
             for call in self._calls.values():
+                last = call.answers.get(pid)
+                if last is not None and last.held:
+                    # It counts anew on a new connection, and may have forgotten what it held.
+                    call.counted.append((last.evicted, last.scrubbed))
+                    call.answers[pid] = Scrubbed(last.call, 0, 0, last.held)
+                    call.away.add(pid)
                 if pid in call.away:
                     call.away.discard(pid)
                     call.asked[peer] = pid
@@ -145,12 +156,19 @@ class SchedulerScrubber:
             return sorted({owner for call in self._expired() for owner in call.message.owners})
 
     def expect(
-        self, call: int, owners: Sequence[bytes], pids: Sequence[int], *, everything: bool
+        self,
+        call: int,
+        owners: Sequence[bytes],
+        pids: Sequence[int],
+        *,
+        everything: bool,
+        before: ScrubOutcome,
     ) -> None:
         """See :class:`kvrun.erasure.targets.EngineScrubber`."""
         message = Scrub(call, tuple(owners), everything=everything)
+        counted = [(before.evicted, before.scrubbed)]
         with self._changed:
-            self._calls[call] = _Call(message, away=set(pids), waiting=False)
+            self._calls[call] = _Call(message, away=set(pids), counted=counted, waiting=False)
 
     def stop(self) -> None:
         """The daemon stops: wait for nobody any more."""
@@ -241,8 +259,8 @@ class SchedulerScrubber:
         since = format_time(self._wall())
         owed = sorted({*call.asked.values(), *call.away})
         return ScrubOutcome(
-            sum(answer.evicted for answer in answers),
-            sum(answer.scrubbed for answer in answers),
+            sum(answer.evicted for answer in answers) + sum(evicted for evicted, _ in call.counted),
+            sum(answer.scrubbed for answer in answers) + sum(zeroed for _, zeroed in call.counted),
             sum(answer.held for pid, answer in call.answers.items() if process_runs(pid)),
             tuple(f"engine process {pid}: not confirmed at {since}" for pid in owed),
         )
