@@ -635,12 +635,14 @@ def check_erasure(stated, now):
     if stated["unacknowledged"] or pending:
         names = ", ".join(stated["unacknowledged"] + pending)
         return UNKNOWN, "unacknowledged", f"not confirmed when issued: {names}"
+    if stated["claim_class"] == "logical":
+        return UNKNOWN, "logical_only", "a key deletion record: this is no erasure"
+    if stated["gpu"]["held"]:
+        return UNKNOWN, "pages_held", "engine memory held pages of it when it was issued"
     if "erased" in outcomes:
         return PASS, "lists_children", "certificates of deployments: check each of them"
     if not held:
         return PASS, "nothing_held", "nothing was held, so no key was destroyed"
-    if stated["claim_class"] == "logical":
-        return UNKNOWN, "logical_only", "a key deletion record: this is no erasure"
     if seconds(stated["complete_after"]) > now:
         return UNKNOWN, "not_yet_complete", f"complete after {stated['complete_after']}"
     count = len(stated["keys"])

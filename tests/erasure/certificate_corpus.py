@@ -27,6 +27,7 @@ from kvrun.audit.note import Note, NoteSignature, parse_note
 from kvrun.audit.proof import LogProof, parse_proof
 from kvrun.audit.record import format_time
 from kvrun.erasure.certificate import (
+    GpuEntry,
     Outcome,
     SnapshotRetention,
     StepEntry,
@@ -141,6 +142,7 @@ def _issue(**changes: object) -> bytes:
 
 
 _RETENTION = SnapshotRetention(root=1, machine=30)
+_HELD = GpuEntry(evicted=3, scrubbed=2, held=1)
 
 CASES = [
     Case("good", GOOD.data, "opened", _ANCHOR, opening=GOOD.opening, subject="chat-7"),
@@ -202,6 +204,19 @@ CASES = [
         _ANCHOR,
     ),
     Case("unacknowledged", _issue(unacknowledged=["i-2"]), "unacknowledged", _ANCHOR),
+    Case("pages held", _issue(gpu=_HELD), "pages_held", _ANCHOR),
+    Case(
+        "nothing held but pages",
+        _issue(keys=[], root=None, claim_class=None, gpu=_HELD),
+        "pages_held",
+        _ANCHOR,
+    ),
+    Case(
+        "logical and pages held",
+        _issue(claim_class=ClaimClass.LOGICAL, gpu=_HELD),
+        "logical_only",
+        _ANCHOR,
+    ),
     Case(
         "failed canary",
         _issue(verification=[VerificationEntry(name="canary", outcome=Outcome.FAIL)]),

@@ -111,7 +111,7 @@ def statement(**changes: object) -> ErasureStatement:
             TierEntry(tier="memory", blocks=120, bytes=251_658_240, unlinked=True),
             TierEntry(tier="disk", blocks=480, bytes=1_006_632_960, unlinked=True),
         ],
-        gpu=GpuEntry(evicted=96, scrubbed=94, held=2),
+        gpu=GpuEntry(evicted=96, scrubbed=96, held=0),
         verification=[
             VerificationEntry(name="canary", outcome=Outcome.PASS, detail="no key opens it"),
             VerificationEntry(name="slot_read_back", outcome=Outcome.PASS),

@@ -27,6 +27,7 @@ from kvrun.audit.proof import parse_proof
 from kvrun.audit.record import format_time
 from kvrun.audit.verdict import Code
 from kvrun.erasure.certificate import (
+    GpuEntry,
     Outcome,
     SnapshotRetention,
     StepEntry,
@@ -326,6 +327,14 @@ def test_an_instance_that_did_not_confirm_stays_visible() -> None:
     report = check(issued)
     assert "unacknowledged" in codes(report)
     assert "i-2" in next(item.detail for item in report.checks if item.name == "erasure")
+
+
+def test_pages_that_were_still_held_stay_visible() -> None:
+    issued = Operator().issue(statement(gpu=GpuEntry(evicted=3, scrubbed=0, held=3)))
+    report = check(issued)
+    assert "pages_held" in codes(report)
+    assert "complete" not in codes(report)
+    assert report.exit_code == 0
 
 
 def test_a_failed_verification_fails_the_certificate() -> None:

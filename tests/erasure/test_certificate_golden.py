@@ -16,6 +16,8 @@ EXPECTED = {
     "deletion-record": "logical_only",
     "parent": "lists_children",
 }
+HELD = {"0.1.0"}
+"""Releases whose golden certificate states pages of engine memory that were still held."""
 FILES = [path for path in sorted(GOLDEN.glob("*.json")) if path.stem.split("-", 1)[1] in EXPECTED]
 
 
@@ -29,7 +31,8 @@ def test_a_released_certificate_verifies(path: Path) -> None:
     )
     assert report.exit_code == 0
     codes = [str(item.code) for item in report.checks]
-    assert EXPECTED[kind] in codes
+    held = kind == "certificate" and version in HELD
+    assert ("pages_held" if held else EXPECTED[kind]) in codes
     assert {"trusted", "included", "cosigned", "opened"} <= set(codes)
     checks = OTHER.check_certificate(
         path.read_bytes(),

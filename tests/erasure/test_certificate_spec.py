@@ -38,6 +38,17 @@ def test_the_vector_certificate_verifies() -> None:
     assert {str(item.verdict) for item in report.checks} == {"pass"}
 
 
+def test_the_vector_with_held_pages_leaves_its_erasure_open() -> None:
+    report = check_certificate(
+        VECTORS["certificate_with_held_pages"].encode(),
+        anchor=parse_anchor(VECTORS["anchor"].encode()),
+        now=VECTORS["now"],
+    )
+    found = {item.name: item.code for item in report.checks}
+    assert found[CheckName.ERASURE] is CheckCode.PAGES_HELD
+    assert report.exit_code == 0
+
+
 def test_payload_signature_and_commitment_are_the_vectors() -> None:
     assert encode_statement(decode_statement(PAYLOAD)) == PAYLOAD
     assert payload_digest(PAYLOAD) == VECTORS["digest"]

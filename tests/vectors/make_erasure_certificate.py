@@ -63,7 +63,7 @@ OPENING = {
 }
 
 
-def statement(commitment):
+def statement(commitment, held=0):
     return {
         "_type": "https://in-toto.io/Statement/v1",
         "predicateType": "https://kvrun.dev/erasure-certificate/v1",
@@ -97,7 +97,7 @@ def statement(commitment):
                 "read_back": "",
             },
             "tiers": [{"tier": "object", "blocks": 3, "bytes": 300, "unlinked": False}],
-            "gpu": {"evicted": 4, "scrubbed": 3, "held": 1},
+            "gpu": {"evicted": 4, "scrubbed": 4 - held, "held": held},
             "verification": [{"name": "canary", "outcome": "pass", "detail": ""}],
             "claim_class": "cryptographic",
             "complete_after": "2026-01-31T12:00:00.100000Z",
@@ -113,10 +113,10 @@ def statement(commitment):
     }
 
 
-def vectors():
+def vectors(held=0):
     opening = jcs(OPENING)
     commitment = sha(opening).hex()
-    payload = jcs(statement(commitment))
+    payload = jcs(statement(commitment, held))
     kind = b"application/vnd.in-toto+json"
     pae = b" ".join([b"DSSEv1", b"%d" % len(kind), kind, b"%d" % len(payload), payload])
     signature = private(SIGNER_SEED).sign(pae)
@@ -190,4 +190,5 @@ def vectors():
 
 if __name__ == "__main__":
     path = Path(__file__).with_name("erasure-certificate.json")
-    path.write_text(json.dumps(vectors(), indent=1, ensure_ascii=True) + "\n")
+    found = {**vectors(), "certificate_with_held_pages": vectors(held=1)["certificate"]}
+    path.write_text(json.dumps(found, indent=1, ensure_ascii=True) + "\n")

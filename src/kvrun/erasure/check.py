@@ -306,6 +306,12 @@ def _erasure(statement: ErasureStatement, now: float) -> tuple[CheckCode, str]:
     if statement.unacknowledged or pending:
         names = ", ".join([*statement.unacknowledged, *pending])
         return CheckCode.UNACKNOWLEDGED, f"not confirmed when issued: {names}"
+    if statement.claim_class is ClaimClass.LOGICAL:
+        what = "a key deletion record: the root's medium may keep the key; this is no erasure"
+        return CheckCode.LOGICAL_ONLY, what
+    if statement.gpu.held:
+        what = f"{statement.gpu.held} page(s) of engine memory were still held when issued"
+        return CheckCode.PAGES_HELD, what
     if any(item.outcome is ChildOutcome.ERASED for item in statement.children):
         count = sum(item.outcome is ChildOutcome.ERASED for item in statement.children)
         return (
@@ -314,9 +320,6 @@ def _erasure(statement: ErasureStatement, now: float) -> tuple[CheckCode, str]:
         )
     if statement.claim_class is None:
         return CheckCode.NOTHING_HELD, "nothing was held, so no key was destroyed"
-    if statement.claim_class is ClaimClass.LOGICAL:
-        what = "a key deletion record: the root's medium may keep the key; this is no erasure"
-        return CheckCode.LOGICAL_ONLY, what
     if parse_time(statement.complete_after) > now:
         what = f"complete after {statement.complete_after}, when snapshots have expired"
         return CheckCode.NOT_YET_COMPLETE, what

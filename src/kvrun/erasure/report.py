@@ -55,6 +55,7 @@ class CheckCode(StrEnum):
     LISTS_CHILDREN = "lists_children"
     NOT_YET_COMPLETE = "not_yet_complete"
     UNACKNOWLEDGED = "unacknowledged"
+    PAGES_HELD = "pages_held"
     LOGICAL_ONLY = "logical_only"
     VERIFICATION_FAILED = "verification_failed"
     CLAIM_CONTRADICTS = "claim_contradicts"
@@ -116,6 +117,7 @@ _LEAVES_OPEN = {
     CheckCode.NO_WITNESS,
     CheckCode.NOT_YET_COMPLETE,
     CheckCode.UNACKNOWLEDGED,
+    CheckCode.PAGES_HELD,
     CheckCode.LOGICAL_ONLY,
     CheckCode.NOT_OPENED,
 }

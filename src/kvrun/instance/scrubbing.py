@@ -33,8 +33,8 @@ class _Call:
     """One question, and who still owes its answer: peers that were asked, or processes that were
     away.
 
-    ``counted``: pages evicted and zeroed that are in no answer any more. ``expired``: about sessions
-    whose keys expired; no certificate waits for it.
+    ``counted``: pages evicted and zeroed that are in no answer any more. ``expired``: it is about
+    sessions whose keys expired; no certificate waits for it.
     """
 
     message: Scrub
