@@ -80,6 +80,31 @@ async def test_an_interim_answer_is_passed_over(serve: Serve) -> None:
     assert await ask(engine) == (200, b"{}")
 
 
+@pytest.mark.parametrize("pause_s", [0, 0.02])
+@pytest.mark.parametrize("fields", [b"", b"Connection: Upgrade\r\nUpgrade: h2c\r\n"])
+async def test_an_engine_that_goes_over_to_another_protocol_answers_nothing(
+    serve: Serve, fields: bytes, pause_s: float
+) -> None:
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await read_request(reader)
+        writer.write(b"HTTP/1.1 101 Switching Protocols\r\n" + fields + b"\r\n")
+        await writer.drain()
+        await asyncio.sleep(pause_s)  # so that what follows comes in a piece of its own, or not
+        writer.write(OK)
+        await reader.read()
+        writer.close()
+
+    engine = await serve(script)
+    with pytest.raises(EngineUnavailableError):
+        await ask(engine)
+
+
+async def test_an_answer_that_offers_another_protocol_is_an_answer(serve: Serve) -> None:
+    offer = OK.replace(b"\r\n", b"\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n", 1)
+    engine = await serve(answering(offer, offer))
+    assert [await ask(engine) for _ in range(2)] == [(200, b"{}")] * 2
+
+
 async def test_an_answer_without_a_length_ends_with_its_connection(serve: Serve) -> None:
     engine = await serve(answering(b"HTTP/1.1 200 OK\r\n\r\nall of it", close=True))
     assert await ask(engine) == (200, b"all of it")

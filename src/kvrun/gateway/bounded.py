@@ -1,4 +1,6 @@
-"""HTTP/1.1 with a bounded request head: uvicorn's protocol takes one of any length, for ever."""
+"""HTTP/1.1 with a bounded request head and one meaning: uvicorn's protocol takes a head of any
+length, for ever, and lets the body of a request for another protocol pass for the next request.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +13,18 @@ MAX_HEAD_BYTES = 1 << 16
 HEAD_TIMEOUT_S = 30.0
 # A chunk of one byte takes six on the wire; nobody needs more framing than that.
 _WIRE_PER_BODY_BYTE = 9
+_NO_UPGRADE = "Only HTTP/1.1 is spoken here: send the request without CONNECT and without Upgrade."
 
 
 class BoundedHeadProtocol(HttpToolsProtocol):
     """Refuses heads, trailers and chunk framing above a bound, and heads that come too slowly.
 
-    Trailers are dropped: they would join the headers after these were checked.
+    Trailers are dropped: they would join the headers after these were checked. A request that asks
+    for another protocol is refused and ends its connection: the parser takes it to end with its
+    head, so that its body would be the next request.
     """
+
+    refused = False
 
     _budget = MAX_HEAD_BYTES
     _in_head = True
@@ -32,6 +39,8 @@ class BoundedHeadProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self.refused:
+            return
         self._budget -= len(data)
         super().data_received(data)
         # A head nearly always comes in one piece, and then needs no timer.
@@ -56,11 +65,37 @@ class BoundedHeadProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._in_head = False
         self._stop_timer()
-        super().on_headers_complete()
+        if self.parser.should_upgrade():  # for CONNECT too
+            self.refused = True
+            self._answer_refused()
+        else:
+            super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
         self._budget += _WIRE_PER_BODY_BYTE * len(body)
-        super().on_body(body)
+        if not self.refused:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if not self.refused:
+            super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.refused:
+            self._answer_refused()
+
+    def _answer_refused(self) -> None:
+        """Refuse once what was asked before on this connection is answered."""
+        answered = self.cycle is None or self.cycle.response_complete
+        if answered and not self.transport.is_closing():
+            self.send_400_response(_NO_UPGRADE)
+
+    def _should_upgrade(self) -> bool:
+        return False
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """A client's mistake is for the client to read."""
 
     def _start_timer(self) -> None:
         self._timer = self.loop.call_later(HEAD_TIMEOUT_S, self._close_late)

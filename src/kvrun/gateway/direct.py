@@ -28,6 +28,8 @@ class DirectProtocol(BoundedHeadProtocol):
 
     def on_headers_complete(self) -> None:
         super().on_headers_complete()
+        if self.refused:
+            return
         scope = cast(Scope, self.scope)
         scope["extensions"] = {_EXTENSION: ClientConnection(self, self.cycle)}
 

@@ -9,7 +9,7 @@ class GatewayError(KvrunError):
     """A request the gateway does not serve.
 
     ``param`` names the offending field or header, ``code`` is a stable word for programs,
-    ``retry_after_s`` becomes the Retry-After header.
+    ``retry_after_s`` becomes the Retry-After header. ``close`` ends the client's connection.
     """
 
     status = 400
@@ -24,6 +24,7 @@ class GatewayError(KvrunError):
         retry_after_s: int | None = None,
         allow: str | None = None,
         hint: str | None = None,
+        close: bool = False,
     ) -> None:
         super().__init__(message, hint=hint)
         self.status = status
@@ -31,6 +32,7 @@ class GatewayError(KvrunError):
         self.param = param
         self.retry_after_s = retry_after_s
         self.allow = allow
+        self.close = close
 
     def body(self) -> bytes:
         """The error as JSON: OpenAI's shape, with the outer ``type`` that Anthropic's has."""
@@ -52,6 +54,8 @@ class GatewayError(KvrunError):
             headers.append((b"allow", self.allow.encode()))
         if self.status == 401:
             headers.append((b"www-authenticate", b"Bearer"))
+        if self.close:
+            headers.append((b"connection", b"close"))
         return headers
 
 

@@ -74,6 +74,7 @@ class KvrunMiddleware:
         try:
             # Servers add a chunked body's trailers to the list, after it was checked: a copy.
             headers: HeaderList = list(scope["headers"])
+            _refuse_upgrade(scope["method"], headers)
             if scope["method"] in ("GET", "HEAD") and scope["path"] in READ_PATHS:
                 if scope["path"] not in _OPEN_PATHS:
                     await self._admission.authenticate(headers)
@@ -175,6 +176,21 @@ class _Answer:
 
 def _content_type(headers: HeaderList) -> bytes:
     return next((value for name, value in headers if name.lower() == b"content-type"), b"")
+
+
+def _refuse_upgrade(method: str, headers: HeaderList) -> None:
+    """Refuse what asks for another protocol, and end its connection.
+
+    uvicorn's httptools server takes such a request to end with its head, and its body for the next
+    request. It begins requests in turn, and none on a connection that an answer ended.
+    """
+    if method == "CONNECT" or any(name.lower() == b"upgrade" for name, _ in headers):
+        raise GatewayError(
+            "only HTTP/1.1 is spoken here",
+            code="no_upgrade",
+            hint="Send the request without CONNECT and without the header Upgrade.",
+            close=True,
+        )
 
 
 def _engine_headers(

@@ -151,6 +151,9 @@ class EngineConnection(asyncio.Protocol):
         if self._surplus:
             return
         status = self._parser.get_status_code()
+        if status == 101:
+            # Nobody asked for another protocol; raised here it breaks the connection.
+            raise EngineBrokeError
         if status >= 200:
             self.status = status
             self._keep_alive = self._parser.should_keep_alive()
