@@ -117,10 +117,14 @@ class Transfers:
         many slots that were.
         """
         left = self._plaintext.wait_clear(handles, timeout_s)
+        # Tasks first: the memory of a link that hung up is unmapped once nothing uses it.
+        zeroing = [
+            link.task(partial(self._clear, link, [slot]), outlives=True) for link, slot in left
+        ]
         for link in {link for link, _ in left}:
             link.hang_up()
-        for link, slot in left:
-            link.task(partial(self._clear, link, [slot]), outlives=True)()
+        for zero in zeroing:
+            zero()
         return len(left)
 
     def load(self, link: WorkerLink, message: Load) -> None:
