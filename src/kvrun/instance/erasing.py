@@ -63,6 +63,8 @@ class ErasureParts:
 class InstanceSteps:
     """The steps of one job; ``scope`` is None for a job that goes on after a restart.
 
+    A job that is tried again with its scope drains again, since its requests were let in meanwhile.
+
     ``refuse`` and ``admit`` begin and end the refusal of the scope's opens and stores.
     """
 
@@ -80,6 +82,7 @@ class InstanceSteps:
         self._admit = admit
         self._keys = KeySelection(parts.instance.keys)
         self._revoked: list[int] = []
+        self._begun_here = False
         self._canaries: tuple[KeyCanary, ...] = ()
 
     def tombstone(self, job: Job) -> Job:
@@ -89,6 +92,7 @@ class InstanceSteps:
             # Nothing was destroyed yet, and names are in no file: the request has to come again.
             raise ErasureError(f"the erasure {job.id} ended with the daemon before it began")
         self._refuse()
+        self._begun_here = True
         # Engines are asked about these first: their sessions have no key to find them by.
         self._parts.instance.forget_expired()
         everything = scope.kind is RequestKind.DEPLOYMENT
@@ -119,10 +123,7 @@ class InstanceSteps:
         parts = self._parts
         if self._scope is not None:
             self._revoked += parts.instance.revoke(self._scope.covers)
-            if parts.transfers is not None:
-                forced = parts.transfers.drain(self._revoked, parts.drain_timeout_s)
-                if forced:
-                    _log.warning("erasure %s zeroed %d slots of a silent worker", job.id, forced)
+            self._let_run_out(job)
         cache = parts.instance.cache
         return _replace(job, keys=[_measured(cache, key) for key in job.keys])
 
@@ -132,7 +133,9 @@ class InstanceSteps:
         job = self._enter(job)
         ids = [key.key_id for key in job.keys]
         destroyed = self._keys.destroy(ids)
-        parts.instance.revoke_destroyed()
+        # What ran on by a key whose scope nobody can name any more.
+        self._revoked += parts.instance.revoke_destroyed()
+        self._let_run_out(job)
         self._record(job, destroyed)
         if job.kind is not RequestKind.DEPLOYMENT:
             self._admit()
@@ -219,13 +222,20 @@ class InstanceSteps:
         parts.archive.put(certificate_id, make_certificate(signed, inclusion))
         return _replace(job, digest=signed.digest)
 
+    def _let_run_out(self, job: Job) -> None:
+        parts = self._parts
+        if parts.transfers is not None and self._revoked:
+            forced = parts.transfers.drain(self._revoked, parts.drain_timeout_s)
+            if forced:
+                _log.warning("erasure %s zeroed %d slots of a silent worker", job.id, forced)
+
     def _record(self, job: Job, destroyed: list[DestroyedKey]) -> None:
         """One record a session; after a crash rather twice than never."""
         found = {key.key_id: key.reason for key in destroyed}
         gone = [
             (key.tenant_ref, key.session_ref, key.key_id, found.get(key.key_id, "erased"))
             for key in job.sessions
-            if key.session_ref and (key.key_id in found or self._scope is None)
+            if key.session_ref and (key.key_id in found or not self._begun_here)
         ]
         if gone:
             self._parts.instance.journal.keys_destroyed(gone, Event.ERASED)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,6 +38,7 @@ from kvrun.instance.erasing import (
     scrub_call,
     scrubbed_pages,
 )
+from kvrun.instance.erasing_scopes import ErasingScopes
 from kvrun.keys.selection import KeySelection, SelectedKey
 
 _replace = msgspec.structs.replace
@@ -103,14 +103,15 @@ class Erasures:
         self._token_key = token_key
         self._random_bytes = random_bytes
         self._keys = KeySelection(parts.instance.keys)
-        self._changed = threading.Condition()
-        self._running: list[ErasureScope] = []
-        self._refused: tuple[ErasureScope, ...] = ()
+        self._under_way = ErasingScopes(
+            lambda scope: self.on_erasing(scope), lambda scope: self.on_erased(scope)
+        )
         self._late = threading.RLock()
         self._early: dict[int, ScrubOutcome] = {}
         # By id, as they are now, also what the disk did not take.
         self._unfinished: dict[str, Job] = {}
-        parts.instance.is_being_erased = self._is_refused
+        self._scopes: dict[str, ErasureScope] = {}
+        parts.instance.is_being_erased = self._under_way.is_refused
 
     def plan(self, scope: ErasureScope) -> Plan:
         """What an erasure of the scope would reach now, with the token to confirm it."""
@@ -166,21 +167,8 @@ class Erasures:
                 now=parts.now(),
             )
         job, opening = self._new_job(request)
-        with self._alone(scope):
-            steps = InstanceSteps(
-                parts,
-                scope,
-                refuse=lambda: self._refuse(scope),
-                admit=lambda: self._admit(scope),
-            )
-            try:
-                done = run_job(job, steps, save=self._save, now=parts.now)
-            finally:
-                self._admit(scope)
-        with self._late:
-            early = self._early.pop(scrub_call(done), None)
-            if early is not None:
-                self.acknowledged(scrub_call(done), early)
+        with self._under_way.alone(scope):
+            done = self._run(job, scope)
         return self._result(done, opening)
 
     def resume(self) -> int:
@@ -206,8 +194,8 @@ class Erasures:
 
     def retry(self) -> int:
         """Try again to finish what failed; call it every now and then. How many are left."""
-        with self._changed:
-            jobs = [] if self._running else list(self._unfinished.values())
+        with self._under_way.still() as still:
+            jobs = list(self._unfinished.values()) if still else []
         for job in jobs:
             try:
                 self._finish(job)
@@ -320,9 +308,40 @@ class Erasures:
             digest=job.digest,
         )
 
+    def _run(self, job: Job, scope: ErasureScope) -> Job:
+        steps = InstanceSteps(
+            self._parts,
+            scope,
+            refuse=lambda: self._under_way.refuse(scope),
+            admit=lambda: self._under_way.admit(scope),
+        )
+        self._scopes[job.id] = scope
+        try:
+            return self._settled(run_job(job, steps, save=self._save, now=self._parts.now))
+        finally:
+            self._under_way.admit(scope)
+            if job.id not in self._unfinished:
+                del self._scopes[job.id]
+
     def _finish(self, job: Job) -> None:
+        scope = self._scopes.get(job.id)
+        if scope is not None and self._keys.living([key.key_id for key in job.keys]):
+            with self._under_way.alone(scope):
+                self._under_way.refuse(scope)
+                self._run(job, scope)
+            return
+        # Sessions of the scope have other keys by now: what they do is no part of this job.
         steps = InstanceSteps(self._parts, None)
-        run_job(job, steps, save=self._save, now=self._parts.now)
+        self._settled(run_job(job, steps, save=self._save, now=self._parts.now))
+        self._scopes.pop(job.id, None)
+
+    def _settled(self, done: Job) -> Job:
+        """A certified job; what engines confirmed before it was certified is in an addendum."""
+        with self._late:
+            early = self._early.pop(scrub_call(done), None)
+            if early is not None:
+                self.acknowledged(scrub_call(done), early)
+        return done
 
     def _save(self, job: Job) -> None:
         self._unfinished[job.id] = job
@@ -345,35 +364,6 @@ class Erasures:
             # Those engines ended, and their memory with them.
             outcome = ScrubOutcome(job.gpu.evicted, job.gpu.scrubbed)
             self.acknowledged(scrub_call(job), outcome)
-
-    @contextmanager
-    def _alone(self, scope: ErasureScope) -> Iterator[None]:
-        """Erasures that could reach the same session run one after the other."""
-        with self._changed:
-            while any(scope.overlaps(other) for other in self._running):
-                self._changed.wait()
-            self._running.append(scope)
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._running.remove(scope)
-                self._changed.notify_all()
-
-    def _refuse(self, scope: ErasureScope) -> None:
-        with self._changed:
-            self._refused = (*self._refused, scope)
-        self.on_erasing(scope)
-
-    def _admit(self, scope: ErasureScope) -> None:
-        with self._changed:
-            refused = scope in self._refused
-            self._refused = tuple(other for other in self._refused if other != scope)
-        if refused:
-            self.on_erased(scope)
-
-    def _is_refused(self, tenant: str, session: str) -> bool:
-        return any(scope.covers(tenant, session) for scope in self._refused)
 
 
 def _printable(text: str) -> str:

@@ -174,9 +174,11 @@ class Instance:
         self._revoke(ended)
         return [handle.number for handle in ended]
 
-    def revoke_destroyed(self) -> None:
-        """End the requests whose session's key is gone."""
-        self._revoke(self.handles.revoke_destroyed())
+    def revoke_destroyed(self) -> list[int]:
+        """End the requests whose session's key is gone; the handles they had."""
+        ended = self.handles.revoke_destroyed()
+        self._revoke(ended)
+        return [handle.number for handle in ended]
 
     def expire(self) -> int:
         """Destroy the keys that were idle or old for too long; how many there were."""
