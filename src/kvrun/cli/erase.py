@@ -225,8 +225,9 @@ def print_result(done: ErasureResult, opening: Path | None) -> None:
                 str(item.disk_blocks),
             )
         out.print(rows)
-        rest = len(done.erased) - 20
-        out.print(f"{len(done.erased)} session key(s) destroyed" + (", 20 shown" * (rest > 0)))
+        count = len(done.erased) + done.more
+        rest = count - 20
+        out.print(f"{count} session key(s) destroyed" + (", 20 shown" * (rest > 0)))
         if done.claim_class == "logical":
             out.print(
                 "The key root may keep destroyed keys (kvrun doctor says why): this is a key"

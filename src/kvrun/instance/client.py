@@ -110,12 +110,14 @@ class AsyncInstanceClient:
         on_invalidated: Callable[[str, str], None],
         on_lost: Callable[[], None],
         on_erasing: Callable[[str, str], None] = lambda tenant, session: None,
+        erase_timeout_s: float = 300.0,
     ) -> None:
         self._socket = socket
         self._hello = make_hello(Role.GATEWAY, token, "kvrun-gateway")
         self._on_invalidated = on_invalidated
         self._on_erasing = on_erasing
         self._on_lost = on_lost
+        self._erase_timeout_s = erase_timeout_s
         self._calls = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[SessionOpened]] = {}
         self._erasing: dict[int, asyncio.Future[UserErased]] = {}
@@ -201,8 +203,11 @@ class AsyncInstanceClient:
     ) -> bytes:
         """Erase a session, or with an empty ``session`` the tenant; the certificate's bytes.
 
+        In place of a very large one: its id, digest and size, as JSON.
+
         Raises:
-            InstanceUnavailableError: the daemon is away; whether it erased is not known.
+            InstanceUnavailableError: the daemon is away (503) or did not answer in time (504);
+                whether it erased is not known.
             ErasureRefusedError: it refused or failed; ``status`` is the daemon's.
         """
         writer = self._writer
@@ -215,7 +220,11 @@ class AsyncInstanceClient:
             writer.write(
                 encode_frame(EraseUser(call, tenant, session, requester, reference, legal_basis))
             )
-            erased = await answer
+            async with asyncio.timeout(self._erase_timeout_s):
+                erased = await answer
+        except TimeoutError:
+            late = f"the instance daemon did not answer in {self._erase_timeout_s:.0f} s"
+            raise _away(late, status=504) from None
         finally:
             self._erasing.pop(call, None)
         if erased.status != 200:
@@ -291,7 +300,7 @@ class AsyncInstanceClient:
                     tell(message.tenant, message.session)
 
 
-def _away(reason: str) -> InstanceUnavailableError:
+def _away(reason: str, *, status: int = 503) -> InstanceUnavailableError:
     error = InstanceUnavailableError(reason)
-    error.status = 503
+    error.status = status
     return error

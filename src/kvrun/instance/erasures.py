@@ -41,6 +41,7 @@ from kvrun.instance.erasing import (
 from kvrun.instance.erasing_scopes import ErasingScopes
 from kvrun.keys.selection import KeySelection, SelectedKey
 
+_LISTED = 10_000
 _replace = msgspec.structs.replace
 _log = logging.getLogger(__name__)
 
@@ -69,7 +70,10 @@ class ErasedSession(msgspec.Struct, frozen=True):
 
 
 class ErasureResult(msgspec.Struct, frozen=True, kw_only=True):
-    """A finished erasure. ``opening`` proves whom it is about; it is given out here only."""
+    """A finished erasure. ``opening`` proves whom it is about; it is given out here only.
+
+    ``more`` sessions were erased than ``erased`` lists.
+    """
 
     id: str
     certificate: str
@@ -78,6 +82,7 @@ class ErasureResult(msgspec.Struct, frozen=True, kw_only=True):
     unacknowledged: list[str]
     opening: str
     digest: str
+    more: int = 0
 
 
 class Erasures:
@@ -150,8 +155,12 @@ class Erasures:
             token=token,
         )
 
-    def erase(self, request: ErasureRequest) -> ErasureResult:
+    def erase(
+        self, request: ErasureRequest, *, begins: Callable[[], None] = lambda: None
+    ) -> ErasureResult:
         """Erase and certify; returns when the certificate is stored.
+
+        ``begins`` is called when it is its turn, before it looks for keys.
 
         Raises ConfirmationError without a good token where one is needed, and what a step raises.
         """
@@ -168,6 +177,7 @@ class Erasures:
             )
         job, opening = self._new_job(request)
         with self._under_way.alone(scope):
+            begins()
             done = self._run(job, scope)
         return self._result(done, opening)
 
@@ -301,8 +311,9 @@ class Erasures:
                     key.memory_blocks,
                     key.disk_blocks,
                 )
-                for key in job.sessions
+                for key in job.sessions[:_LISTED]
             ],
+            more=max(0, len(job.sessions) - _LISTED),
             unacknowledged=job.unacknowledged,
             opening=opening.decode(),
             digest=job.digest,

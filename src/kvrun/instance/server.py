@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvrun.audit.record import Event
-from kvrun.erasure.certificate import RequestKind
-from kvrun.erasure.plan import ErasureScope, erasure_scope
+from kvrun.erasure.plan import ErasureScope
 from kvrun.errors import KvrunError
 from kvrun.instance.admin import AdminService
-from kvrun.instance.erasures import ErasureRequest, Erasures
+from kvrun.instance.erasures import Erasures
 from kvrun.instance.instance import Instance
 from kvrun.instance.layout import engine_layout, worker_shape
 from kvrun.instance.peer import Peer
@@ -45,13 +44,13 @@ from kvrun.instance.protocol import (
     SessionOpened,
     Started,
     Store,
-    UserErased,
     Verdict,
     Welcome,
 )
 from kvrun.instance.scrubbing import SchedulerScrubber
 from kvrun.instance.staging import create_region
 from kvrun.instance.transfers import Transfers, WorkerLink
+from kvrun.instance.user_erasures import UserErasures
 
 _BACKLOG = 64
 _HELLO_TIMEOUT_S = 10.0
@@ -90,7 +89,6 @@ class InstanceServer:
         self._instance = instance
         self._transfers = transfers
         self._admin = admin
-        self._erasures = erasures
         self._scrubber = scrubber
         self._settings = settings
         self._roles: dict[Peer, Role] = {}
@@ -100,7 +98,8 @@ class InstanceServer:
         self._matching = ThreadPoolExecutor(2, thread_name_prefix="kvrun-match")
         self._pool = ThreadPoolExecutor(4, thread_name_prefix="kvrun-control")
         # Erasures wait for engines: sessions open and operators look meanwhile.
-        self._erasing = ThreadPoolExecutor(16, thread_name_prefix="kvrun-erase")
+        self._erasing = ThreadPoolExecutor(32, thread_name_prefix="kvrun-erase")
+        self._user_erasures = UserErasures(erasures, lambda task: self._run(self._erasing, task))
         self._loop: asyncio.AbstractEventLoop | None = None
         self._listener: socket.socket | None = None
         erasures.on_erasing = self._announce_beginning
@@ -260,7 +259,7 @@ class InstanceServer:
             case (Role.GATEWAY, OpenSession()):
                 self._run(self._pool, lambda: peer.send_soon(self._open_session(message)))
             case (Role.GATEWAY, EraseUser()):
-                self._run(self._erasing, lambda: peer.send_soon(self._erase_user(message)))
+                self._user_erasures.ask(message, peer.send_soon)
             case (Role.ADMIN, AdminCall()):
                 pool = self._erasing if message.operation.startswith("erase") else self._pool
                 self._run(pool, lambda: peer.send_soon(self._admin_call(message)))
@@ -292,23 +291,6 @@ class InstanceServer:
         except KvrunError as error:
             return SessionOpened(message.call, error.status, "", 0, error.diagnostics())
         return SessionOpened(message.call, 200, grant.salt, grant.generation, "")
-
-    def _erase_user(self, message: EraseUser) -> UserErased:
-        try:
-            kind = RequestKind.SESSION if message.session else RequestKind.TENANT
-            scope = erasure_scope(kind, message.tenant, message.session)
-            done = self._erasures.erase(
-                ErasureRequest(
-                    scope, message.requester, message.reference, message.legal_basis, confirmed=True
-                )
-            )
-            certificate = self._erasures.certificate(done.id) or b""
-        except KvrunError as error:
-            return UserErased(message.call, error.status, b"", error.diagnostics())
-        except Exception:
-            _log.exception("an erasure failed inside the daemon")
-            return UserErased(message.call, 500, b"", _FAILED)
-        return UserErased(message.call, 200, certificate, "")
 
     def _admin_call(self, message: AdminCall) -> AdminReply:
         try:
