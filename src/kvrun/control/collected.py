@@ -70,10 +70,18 @@ class CollectedLog:
             return found
         return note
 
-    def keep_segment(self, records: Path, manifest: Manifest, note: bytes) -> tuple[int, bytes]:
-        """Store a closed segment whole. The bytes stored now, and the note as it is stored."""
+    def keep_segment(
+        self, records: Path, manifest: Manifest, note: bytes, key: VerifierKey
+    ) -> tuple[int, bytes]:
+        """Store a closed segment whole. The bytes stored now, and the note as it is stored.
+
+        ``key`` is the one that verified it.
+        """
         name = segment_name(manifest.before.size)
-        stored = self.keep(SIGNER_NAME, manifest.signer.encode() + b"\n")
+        stored = 0
+        # The key it began with: later ones show by signing beside the ones before them.
+        if self.storage.find(f"{self.folder}/{SIGNER_NAME}") is None:
+            stored = self.keep(SIGNER_NAME, key.text().encode() + b"\n")
         stored += self.keep(name, records)
         stored += self.keep(manifest_name(manifest.before.size), manifest.encode())
         return stored, self.keep_checkpoint(manifest.after.size, note)

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from kvrun.audit.chain import ChainPoint
-from kvrun.audit.checkpoint import Checkpoint, parse_checkpoint
+from kvrun.audit.checkpoint import Checkpoint, open_checkpoint, parse_checkpoint
 from kvrun.audit.errors import NoteFormatError
 from kvrun.audit.merkle import Frontier
 from kvrun.audit.note import parse_note, parse_verifier_key
@@ -110,9 +110,10 @@ class Collector:
         try:
             checkpoint = self._check_state(remembered, state)
             if checkpoint.size == remembered.seen.size and remembered.note:
+                remembered = self._follow_key(remembered, state.verifier_key, state.checkpoint)
                 freed = self._release_again(target, remembered)
                 return _report(CollectOutcome.UNCHANGED, remembered, freed_bytes=freed)
-            return self._advance(target, transfer, checkpoint, state.checkpoint, reason)
+            return self._advance(target, transfer, checkpoint, state, reason)
         except SourceUnavailableError as error:
             return _unavailable(source, error.message)
         except DeviationError as deviation:
@@ -196,12 +197,12 @@ class Collector:
         target: Target,
         transfer: Transfer,
         checkpoint: Checkpoint,
-        note: bytes,
+        state: LogState,
         reason: str,
     ) -> CollectReport:
         before = transfer.remembered
         witnessing = WitnessRound(self.witnesses)
-        transfer.run(checkpoint, note, witnessing)
+        transfer.run(checkpoint, state.checkpoint, witnessing)
         after = transfer.remembered
         collected = CollectedLog.of(self.storage, after)
         signed, after = witnessing.ask(
@@ -221,6 +222,9 @@ class Collector:
             size_bytes=transfer.stored_bytes,
         )
         self.memory.save(after)
+        # Only now: segments that closed before the key was replaced carry the earlier one alone.
+        after = self._follow_key(after, state.verifier_key, state.checkpoint)
+        after = self._follow_key(after, transfer.signer, transfer.signer_note)
         for name, message, evidence in witnessing.refused:
             detail = f"{name}: {message}"
             files = {"witness-answer": evidence, "collected-checkpoint": signed}
@@ -233,6 +237,29 @@ class Collector:
             freed_bytes=transfer.freed_bytes + self._release_again(target, after),
             witnesses=witnessing.answers,
         )
+
+    def _follow_key(self, remembered: RememberedLog, named: str, note: bytes) -> RememberedLog:
+        """Pin the key that replaced the pinned one, where both signed a verified checkpoint.
+
+        The newest key signs first; so an earlier one is never taken up again.
+        """
+        pinned = remembered.verifier_key
+        try:
+            newest = parse_verifier_key(named)
+            signed_by = open_checkpoint(note, [pinned, newest]).signed_by
+        except NoteFormatError:
+            return remembered
+        if newest.name != pinned.name or signed_by != (newest, pinned):
+            return remembered
+        after = msgspec.structs.replace(remembered, key=newest.text())
+        self.journal.record(
+            Event.KEY_ROTATED,
+            after,
+            reason=f"the log's key {pinned.key_id.hex()} was replaced by {newest.key_id.hex()}",
+            document=note,
+        )
+        self.memory.save(after)
+        return after
 
     @property
     def _alarm(self) -> Alarm:

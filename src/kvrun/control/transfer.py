@@ -38,6 +38,8 @@ class Transfer:
     def __init__(self, keeping: Keeping, source: LogSource, remembered: RememberedLog) -> None:
         self.remembered = remembered
         self.note, self._signed = b"", 0
+        # What the last closed segment names as its key, and the checkpoint at its end.
+        self.signer, self.signer_note = "", b""
         self.stored_bytes = self.freed_bytes = 0
         self._admissions = remembered.admissions
         self._keeping, self._source = keeping, source
@@ -97,6 +99,7 @@ class Transfer:
         self._follow(segment, follower, manifest.file_bytes, None)
         self._check(segment, manifest, follower.point)
         self._store(manifest, witnessing)
+        self.signer, self.signer_note = manifest.signer, manifest.checkpoint.encode()
         return True
 
     def _follow(
@@ -128,7 +131,6 @@ class Transfer:
             and manifest.after.size > manifest.before.size
             and manifest.sha256 == digest
             and manifest.file_bytes == self._tail.size_bytes == segment.size_bytes
-            and manifest.signer == self.remembered.key
         )
         if not agrees:
             what = f"the segment with record {segment.first_seq} is not what its manifest says"
@@ -139,7 +141,9 @@ class Transfer:
         self._tail.sync()
         note = keeping.cosigner.cosign(manifest.checkpoint.encode())
         note, asked = witnessing.ask(note, size, self._collected, self.remembered, self._tail.path)
-        stored, note = self._collected.keep_segment(self._tail.path, manifest, note)
+        stored, note = self._collected.keep_segment(
+            self._tail.path, manifest, note, self.remembered.verifier_key
+        )
         self.stored_bytes += stored
         self.remembered = msgspec.structs.replace(
             asked,
