@@ -232,6 +232,35 @@ def test_after_the_lease_no_key_is_in_memory_and_the_owner_is_told(leased: Lease
     service.close()
 
 
+def test_an_end_that_is_told_late_never_ends_the_lease_that_follows(leased: LeasedService) -> None:
+    """The watching thread stands still between seeing the end and telling it."""
+    service, keeper = leased.service, leased.keeper
+    keeper.close()  # what its threads do is done here, in the order that is meant
+    service.acquire("alice", "x")
+    seen, go, tell = threading.Event(), threading.Event(), keeper._ended
+
+    def late(reason: str) -> None:
+        seen.set()
+        go.wait(10)
+        tell(reason)
+
+    keeper._ended = late
+    leased.clock.time += 31
+    watching = threading.Thread(target=keeper.watch)
+    renewing = threading.Thread(target=keeper.renew)
+    watching.start()
+    assert seen.wait(10)
+    renewing.start()
+    renewing.join(0.2)  # where nothing holds it back it begins a lease here
+    go.set()
+    watching.join(10)
+    renewing.join(10)
+    assert service.leased
+    service.acquire("alice", "x")
+    assert service.destroy_tenant("alice")
+    service.close()
+
+
 def test_a_root_that_is_away_for_less_than_a_lease_is_not_noticed(leased: LeasedService) -> None:
     keys = leased.service.acquire("alice", "one")
     leased.root.error = RootUnavailableError("restarting")

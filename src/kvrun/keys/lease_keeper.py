@@ -23,7 +23,7 @@ class LeaseKeeper:
     ``ask`` proves the right: it returns, or raises KeysError when nobody answers (the lease runs
     on until its end) and RootRevokedError when the right was taken away (the lease ends now).
     ``ended`` is called once for each lease that ended, with the reason; ``began`` for each new one
-    after that, and may refuse with KeysError.
+    after that, and may refuse with KeysError. They never run at the same time, and in this order.
     """
 
     def __init__(
@@ -41,6 +41,9 @@ class LeaseKeeper:
         self._ended = ended
         self._began = began
         self._lock = threading.Lock()
+        # Held from the decision to tell until it is told: an end that is told late would put away
+        # the keys of the lease that began meanwhile.
+        self._telling = threading.RLock()
         self._stop = threading.Event()
         self._told = False
         self._problem = ""
@@ -89,25 +92,27 @@ class LeaseKeeper:
 
     def watch(self) -> None:
         """Say so when the lease ended since the last look."""
-        with self._lock:
-            if self._told or self.lease.holds(self._clock()):
-                return
-            self._told = True
-            reason = self._problem or "it was not renewed in time"
-        _log.warning("the lease on keys ended: %s", reason)
-        self._ended(reason)
+        with self._telling:
+            with self._lock:
+                if self._told or self.lease.holds(self._clock()):
+                    return
+                self._told = True
+                reason = self._problem or "it was not renewed in time"
+            _log.warning("the lease on keys ended: %s", reason)
+            self._ended(reason)
 
     def _begin_again(self, asked_at: float) -> bool:
-        self.watch()
-        fresh = Lease(asked_at, self._duration_s)
-        try:
-            self._began(fresh)
-        except KeysError as error:
-            self._problem = error.message
-            _log.warning("keys cannot be used again yet: %s", error.message)
-            return False
-        with self._lock:
-            self.lease, self._told = fresh, False
+        with self._telling:
+            self.watch()
+            fresh = Lease(asked_at, self._duration_s)
+            try:
+                self._began(fresh)
+            except KeysError as error:
+                self._problem = error.message
+                _log.warning("keys cannot be used again yet: %s", error.message)
+                return False
+            with self._lock:
+                self.lease, self._told = fresh, False
         _log.info("the lease on keys holds again")
         return True
 
