@@ -177,3 +177,22 @@ def test_a_reader_gives_every_line_once_however_the_file_is_cut(
         assert lines.count(b"\n") <= most
         given_lines.append(lines)
     assert b"".join(given_lines) + reader.rest == b"".join(pieces)
+
+
+def test_a_log_that_is_first_seen_with_a_false_manifest_is_an_alert(world: World, rig: Rig) -> None:
+    source = Lying(world.folder)
+
+    def later_and_forged(said: list[SegmentInfo]) -> list[SegmentInfo]:
+        first, *rest = [item for item in said if item.first_seq]
+        forged = first.manifest.replace(LOG_ID, LOG_ID[:-1] + "x")
+        return [msgspec.structs.replace(first, manifest=forged), *rest]
+
+    source.change_segments = later_and_forged
+    report = rig.collect(source)
+    assert report.outcome is CollectOutcome.STOPPED
+    assert report.alert == rig.alert().id
+    assert rig.alert().stops
+    # Once it is true it is collected.
+    rig.alarm.acknowledge(LOG_ID, "looked into", start_over=True)
+    source.change_segments = lambda said: said
+    assert rig.collect(source).outcome is CollectOutcome.COLLECTED

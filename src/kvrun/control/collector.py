@@ -168,7 +168,10 @@ class Collector:
                     f"{source.name} begins with the open segment from record "
                     f"{segments[0].first_seq} on; it is collected once that is closed"
                 )
-            before = read_manifest(segments[0].manifest, key, origin).before
+            try:
+                before = read_manifest(segments[0].manifest, key, origin).before
+            except DeviationError as error:
+                return self._alarm.stop(error, fresh, state, source)[1]
             return msgspec.structs.replace(fresh, first=before, seen=before, stored=before)
         return fresh
 
