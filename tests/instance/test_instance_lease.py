@@ -20,6 +20,7 @@ from kvrun.instance.protocol import (
     Verdict,
 )
 from support.byhand import BLOCK_BYTES, HandEngine, hello, wait_for
+from support.client import eventually
 from support.daemon import Daemon
 
 LEASE_S = 3
@@ -78,13 +79,18 @@ def ended(engine: HandEngine, handle: int) -> None:
     assert scrub.everything
 
 
+def keep(engine: HandEngine, handle: int) -> None:
+    """Have a block sealed; it can be opened a moment after its slot is free again."""
+    engine.store(handle, [(HASH, PLAIN)])
+    eventually(lambda: engine.load(handle, [HASH]).plain == {HASH: PLAIN}, "the block is sealed")
+
+
 def test_a_root_that_is_taken_away_ends_what_runs_and_comes_back_with_the_same_keys(
     daemon: Daemon, engine: HandEngine
 ) -> None:
     _, salt, generation = opened(daemon)
     matched = engine.match(daemon.claim("alice", salt, generation), salt)
-    engine.store(matched.handle, [(HASH, PLAIN)])
-    assert engine.load(matched.handle, [HASH]).plain == {HASH: PLAIN}
+    keep(engine, matched.handle)
 
     shutil.move(daemon.data / "root", daemon.folder / "taken")
     ended(engine, matched.handle)
@@ -104,12 +110,25 @@ def test_a_root_that_is_taken_away_ends_what_runs_and_comes_back_with_the_same_k
     assert engine.load(matched.handle, [HASH]).failed == [HASH]  # what ended stays ended
 
 
+def test_an_engine_that_was_away_when_the_lease_ended_zeroes_its_pages_when_it_comes_back(
+    daemon: Daemon,
+) -> None:
+    with HandEngine(daemon.socket, daemon.engine_token, scrubs=True):
+        opened(daemon)
+    shutil.move(daemon.data / "root", daemon.folder / "taken")
+    until(daemon, "over")
+    with HandEngine(daemon.socket, daemon.engine_token, scrubs=True) as engine:
+        asked = wait_for(engine.scheduler, Scrub)
+        assert isinstance(asked, Scrub)
+        assert asked.everything
+
+
 def test_a_daemon_that_was_stopped_for_a_lease_ends_everything_when_it_wakes(
     daemon: Daemon, engine: HandEngine
 ) -> None:
     _, salt, generation = opened(daemon)
     matched = engine.match(daemon.claim("alice", salt, generation), salt)
-    engine.store(matched.handle, [(HASH, PLAIN)])
+    keep(engine, matched.handle)
     daemon.pause()
     stopped_at = time.clock_gettime(time.CLOCK_BOOTTIME)
     while time.clock_gettime(time.CLOCK_BOOTTIME) < stopped_at + LEASE_S:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -241,7 +241,7 @@ class Erasures:
                 gpu = GpuEntry(
                     evicted=outcome.evicted, scrubbed=outcome.scrubbed, held=outcome.held
                 )
-                if gpu == job.gpu and len(outcome.unacknowledged) == len(job.unacknowledged):
+                if gpu == job.gpu and _who(outcome.unacknowledged) == _who(job.unacknowledged):
                     continue
                 later = _replace(
                     job,
@@ -375,6 +375,11 @@ class Erasures:
             # Those engines ended, and their memory with them.
             outcome = ScrubOutcome(job.gpu.evicted, job.gpu.scrubbed)
             self.acknowledged(scrub_call(job), outcome)
+
+
+def _who(unacknowledged: Sequence[str]) -> set[str]:
+    """Who they are, without since when."""
+    return {name.partition(":")[0] for name in unacknowledged}
 
 
 def _printable(text: str) -> str:

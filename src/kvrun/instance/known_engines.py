@@ -16,7 +16,7 @@ import msgspec
 from kvrun.durable import sync_folder
 from kvrun.errors import KvrunError
 
-_MAX_BYTES = 16 << 20
+_MAX_BYTES = 256 << 20
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _log = logging.getLogger(__name__)
 
