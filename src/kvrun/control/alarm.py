@@ -59,26 +59,51 @@ class Alarm:
         return alert, stopped
 
     def warn(
-        self, kind: AlertKind, remembered: RememberedLog, detail: str, files: Mapping[str, bytes]
+        self,
+        kind: AlertKind,
+        remembered: RememberedLog,
+        detail: str,
+        files: Mapping[str, bytes],
+        *,
+        about: str,
+        count: int = 0,
     ) -> Alert | None:
         """Something that a person must see, though collection goes on.
 
-        None when one of that kind waits for the same log already.
+        None when one of that kind ``about`` the same waits for the log already. One that waits
+        with a smaller ``count`` is brought up to date; its first evidence is kept, and the new
+        beside it under names that begin with ``latest-``.
         """
-        waiting = (item for item in self.alerts.all() if item.acknowledged_at is None)
-        if any((item.log, item.kind) == (remembered.log, kind) for item in waiting):
-            return None
-        moment = self.now()
-        alert = Alert(
-            id=self.alerts.prepare(remembered.log, kind, moment),
-            kind=kind,
-            log=remembered.log,
-            source=remembered.source,
-            seq=remembered.seen.size,
-            detail=detail,
-            raised_at=moment,
-            stops=False,
+        same = (remembered.log, kind, about)
+        waiting = next(
+            (
+                item
+                for item in self.alerts.all()
+                if item.acknowledged_at is None and (item.log, item.kind, item.about) == same
+            ),
+            None,
         )
+        if waiting is not None and count <= waiting.count:
+            return None
+        if waiting is not None:
+            alert = msgspec.structs.replace(
+                waiting, seq=remembered.seen.size, detail=detail, count=count
+            )
+            files = {f"latest-{name}": content for name, content in files.items()}
+        else:
+            moment = self.now()
+            alert = Alert(
+                id=self.alerts.prepare(remembered.log, kind, moment),
+                kind=kind,
+                log=remembered.log,
+                source=remembered.source,
+                seq=remembered.seen.size,
+                detail=detail,
+                raised_at=moment,
+                stops=False,
+                about=about,
+                count=count,
+            )
         alert = self.alerts.save(alert, Evidence(files=dict(files)))
         self._log(alert, remembered)
         return alert

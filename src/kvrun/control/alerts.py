@@ -75,7 +75,11 @@ class FailedProof(msgspec.Struct, frozen=True):
 
 
 class Alert(msgspec.Struct, frozen=True, kw_only=True):
-    """One alert. ``stops`` says that collection of the log stopped. Times in seconds."""
+    """One alert. ``stops`` says that collection of the log stopped. Times in seconds.
+
+    ``about`` tells alerts of a kind apart that do not stop it: which witness and what it said, or
+    who counted. ``count`` is how many requests are missing.
+    """
 
     id: str
     kind: AlertKind
@@ -85,6 +89,8 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True):
     detail: str
     raised_at: float
     stops: bool = True
+    about: str = ""
+    count: int = 0
     files: list[str] = []
     acknowledged_at: float | None = None
     acknowledged_because: str = ""

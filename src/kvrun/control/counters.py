@@ -47,5 +47,12 @@ class Counting:
         for finding in findings:
             if remembered is not None:
                 files = {"counts.json": msgspec.json.format(msgspec.json.encode(finding))}
-                self._plane.alarm.warn(AlertKind.OMISSION, remembered, finding.message, files)
+                self._plane.alarm.warn(
+                    AlertKind.OMISSION,
+                    remembered,
+                    finding.message,
+                    files,
+                    about=finding.side,
+                    count=finding.missing,
+                )
         return findings
