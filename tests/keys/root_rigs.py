@@ -177,14 +177,14 @@ class Pkcs11Rig(KeptRig):
 
     def cut(self) -> None:
         tokens = Path(os.environ["KVRUN_TEST_TOKENS"])
-        (token,) = tokens.iterdir()
-        token.rename(tokens.parent / token.name)
+        for token in list(tokens.iterdir()):
+            token.rename(tokens.parent / token.name)
         restart_module()
 
     def mend(self) -> None:
         tokens = Path(os.environ["KVRUN_TEST_TOKENS"])
-        (token,) = (path.parent for path in tokens.parent.glob("*/token.object"))
-        token.rename(tokens / token.name)
+        for token in [path.parent for path in tokens.parent.glob("*/token.object")]:
+            token.rename(tokens / token.name)
 
 
 def make_token(label: str) -> None:
