@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from simulator import QUIET, Clock, sealed, signer
 
 from kvrun.audit import AuditLog
+from kvrun.audit.record import AuditEvent, Event
 from kvrun.config import parse_config
-from kvrun.control.alerts import AlertKind
+from kvrun.control.alerts import Alert, AlertKind
 from kvrun.control.plane import ControlPlane
-from kvrun.control.reconcile import Counts, Sample, reconcile
+from kvrun.control.reconcile import Counts, Finding, Sample, reconcile
 from kvrun.control.rounds import RoundReport, run_round
 from kvrun.control.schedule import JITTER, LONGEST_RETRY_S, next_delay
 from kvrun.launch.counters import read_sample
@@ -171,6 +172,61 @@ def test_an_omission_is_an_alert_that_does_not_stop_collection(tmp_path: Path) -
         log.close()
         (report,) = collect().logs
         assert report.outcome.value == "collected"
+
+
+class Round:
+    """Rounds of the collector over a log and counters that the test moves."""
+
+    def __init__(self, folder: Path) -> None:
+        self.plane = ControlPlane(parse_config("", {}, source=folder / "kvrun.toml"))
+        self.log = AuditLog.open(
+            self.plane.config.layout.audit,
+            log_id="default/default/here",
+            signer=signer(name="default/default/here"),
+            now=Clock(),
+            limits=QUIET,
+        )
+        self.finished, self.in_flight = 0, 5
+
+    def run(self, *, finish: int, record: int) -> list[Finding]:
+        self.finished += finish
+        for _ in range(record):
+            self.log.append_durable(AuditEvent(event=Event.ALLOCATED))
+        self.log.sign_checkpoint()
+        counted = sample(self.finished, in_flight=self.in_flight)
+        return run_round(self.plane, reason="scheduled", count=lambda: counted).findings
+
+    def waiting(self) -> list[Alert]:
+        return [item for item in self.plane.alerts.all() if item.acknowledged_at is None]
+
+
+def test_an_omission_is_found_however_it_is_spread(tmp_path: Path) -> None:
+    rounds = Round(tmp_path)
+    assert rounds.run(finish=0, record=0) == []
+    found = [len(rounds.run(finish=6, record=4)) for _ in range(6)]
+    # Two a round are fewer than the five under way; from the third round on they are more.
+    assert found == [0, 0, 2, 2, 2, 2]
+    assert [(item.about, item.count) for item in rounds.waiting()] == [
+        ("engine", 7),
+        ("gateway", 7),
+    ]
+    # Looked into: what was found is not found again, what follows is.
+    log = rounds.waiting()[0].log
+    rounds.plane.alarm.acknowledge(log, "a patched engine", start_over=False)
+    assert [len(rounds.run(finish=6, record=4)) for _ in range(3)] == [0, 0, 2]
+    assert [item.count for item in rounds.waiting()] == [1, 1]
+    rounds.log.close()
+
+
+def test_an_honest_log_over_many_rounds_and_restarts_gives_no_finding(tmp_path: Path) -> None:
+    rounds = Round(tmp_path)
+    for finish, record in [(0, 0), (6, 4), (2, 5), (6, 3), (3, 5)]:
+        # What was under way is finished now, or is under way at the end: never more than five.
+        assert rounds.run(finish=finish, record=record) == []
+    rounds.finished = -4  # a restart: the counters begin again
+    for _ in range(4):
+        assert rounds.run(finish=4, record=4) == []
+    rounds.log.close()
 
 
 def test_the_wait_doubles_with_failures_and_never_falls_on_one_moment() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import msgspec
 
@@ -10,7 +11,7 @@ from kvrun.audit.segment import replace_file
 from kvrun.control.alerts import AlertKind
 from kvrun.control.collector import CollectReport
 from kvrun.control.plane import ControlPlane
-from kvrun.control.reconcile import Finding, Sample, reconcile
+from kvrun.control.reconcile import Finding, Sample, continues, most_missing, reconcile
 from kvrun.control.remembered import log_folder
 
 
@@ -19,6 +20,17 @@ class _Noted(msgspec.Struct, frozen=True):
 
     sample: Sample
     admissions: int
+
+
+class _Begun(msgspec.Struct, frozen=True):
+    """What the last interval and the longest one without a gap or a restart began with.
+
+    ``reported`` says that the longest one showed an omission.
+    """
+
+    last: _Noted
+    oldest: _Noted
+    reported: bool = False
 
 
 class Counting:
@@ -32,17 +44,30 @@ class Counting:
         """The interval's findings, each an alert that does not stop collection. Begins the next."""
         folder = self._plane.folder / "counts"
         path = folder / f"{log_folder(report.log)}.json"
-        findings = []
-        if path.exists():
-            try:
-                begin = msgspec.json.decode(path.read_bytes(), type=_Noted)
-                admissions = report.admissions - begin.admissions
-                findings = reconcile(report.log, begin.sample, self._end, admissions)
-            except msgspec.MsgspecError:
-                findings = []
+        begun = _load(path)
+        findings: list[Finding] = []
+        oldest: _Noted | None = None
+        reported = False
+        if begun is not None and begun.last.admissions <= report.admissions:
+            if continues(begun.last.sample, self._end):
+                seen = begun.reported and not self._waits(report.log)
+                # What a person has looked into is not found again.
+                oldest = begun.last if seen else begun.oldest
+                reported = begun.reported and not seen
+            findings = most_missing(
+                finding
+                for begin in (begun.last, oldest)
+                if begin is not None
+                for finding in reconcile(
+                    report.log, begin.sample, self._end, report.admissions - begin.admissions
+                )
+            )
         folder.mkdir(mode=0o700, exist_ok=True)
         noted = _Noted(self._read(), report.admissions)
-        replace_file(path, msgspec.json.encode(noted))
+        if oldest is None or not continues(self._end, noted.sample):
+            oldest, reported = noted, False
+        begins = _Begun(noted, oldest, reported or bool(findings))
+        replace_file(path, msgspec.json.encode(begins))
         remembered = self._plane.memory.find(report.log)
         for finding in findings:
             if remembered is not None:
@@ -56,3 +81,19 @@ class Counting:
                     count=finding.missing,
                 )
         return findings
+
+    def _waits(self, log: str) -> bool:
+        """Whether an omission that was found waits for a person."""
+        return any(
+            item.acknowledged_at is None and (item.log, item.kind) == (log, AlertKind.OMISSION)
+            for item in self._plane.alerts.all()
+        )
+
+
+def _load(path: Path) -> _Begun | None:
+    if not path.exists():
+        return None
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=_Begun)
+    except msgspec.MsgspecError:
+        return None

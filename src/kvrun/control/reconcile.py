@@ -3,10 +3,13 @@
 A record that was never written leaves no gap in the chain. What shows it is another counter: every
 request that the engine finished and the gateway gave a claim to was admitted, and every admission
 is a record. So over an interval the log must hold at least as many admissions as there were such
-requests, less those that were under way when it began.
+requests, less those that were under way when it began. What is under way is allowed for anew in
+each interval, so a long interval shows what many short ones hide.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 import msgspec
 
@@ -78,6 +81,23 @@ def reconcile(log: str, begin: Sample, end: Sample, admissions: int) -> list[Fin
                 )
             )
     return findings
+
+
+def continues(begin: Sample, end: Sample) -> bool:
+    """Whether no side was restarted, or not reached, between or at the two moments."""
+    return _between(begin.gateway, end.gateway) is not None and (
+        begin.engine is end.engine is None or _between(begin.engine, end.engine) is not None
+    )
+
+
+def most_missing(findings: Iterable[Finding]) -> list[Finding]:
+    """Of findings over several intervals with one end, the worst of each side."""
+    worst: dict[str, Finding] = {}
+    for finding in findings:
+        known = worst.setdefault(finding.side, finding)
+        if finding.missing > known.missing:
+            worst[finding.side] = finding
+    return list(worst.values())
 
 
 def _between(begin: Counts | None, end: Counts | None) -> Counts | None:
