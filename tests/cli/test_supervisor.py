@@ -26,7 +26,16 @@ name, folder, mode = sys.argv[1:4]
 print(name, "says hello", flush=True)
 if mode == "never-ready":
     time.sleep(60)
+if mode.startswith("shares"):
+    from multiprocessing import resource_tracker, shared_memory
+    memory = shared_memory.SharedMemory(create=True, size=4096)
+    memory.buf[:6] = b"secret"
+    # As after a kill: nobody takes the name away.
+    resource_tracker.unregister(memory._name, "shared_memory")
+    open(f"{folder}/segment", "w").write(memory.name)
 open(f"{folder}/{name}.ready", "w").close()
+if mode == "shares and dies":
+    mode = "dies"
 if mode == "dies":
     while not os.path.exists(f"{folder}/die"):
         time.sleep(0.01)
@@ -263,3 +272,22 @@ def test_children_end_when_the_supervisor_is_killed(tmp_path: Path) -> None:
     parent.kill()
     parent.wait()
     assert eventually(lambda: not alive(child))
+
+
+@pytest.mark.parametrize("how", ["stopped", "killed", "died"])
+def test_shared_memory_of_a_child_does_not_outlive_it(
+    supervisor: Supervisor, tmp_path: Path, how: str
+) -> None:
+    mode = "shares and dies" if how == "died" else "shares"
+    supervisor.start(spec(tmp_path, "engine", mode))
+    segment = Path("/dev/shm") / (tmp_path / "segment").read_text()
+    assert segment.read_bytes().startswith(b"secret")
+    if how == "stopped":
+        supervisor.stop("engine")
+    elif how == "killed":
+        supervisor.kill("engine")
+    else:
+        (tmp_path / "die").touch()
+        with pytest.raises(ChildError):
+            supervisor.watch()
+    assert not segment.exists()

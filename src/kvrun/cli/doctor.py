@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import typer
+from rich.text import Text
 
 from kvrun.cli.options import (
     DEFAULT_CONFIG,
@@ -89,5 +90,11 @@ def _print(checks: list[Check]) -> None:
     rows = table("check", "result", "found", "next step")
     for check in checks:
         style = _STYLES[check.level]
-        rows.add_row(check.name, f"[{style}]{check.level.value}[/]", check.found, check.next_step)
+        # As texts: a hint such as kvrun[vllm] is no markup.
+        rows.add_row(
+            Text(check.name),
+            Text(check.level.value, style),
+            Text(check.found),
+            Text(check.next_step),
+        )
     console().print(rows)

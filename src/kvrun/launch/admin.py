@@ -29,8 +29,8 @@ def ask_daemon(
         token = config.layout.admin_token.read_text(encoding="ascii").strip()
     except OSError as error:
         raise NotRunningError(
-            f"no instance daemon runs on {config.instance.data_dir}: "
-            f"{config.layout.admin_token}: {error.strerror}",
+            f"no instance daemon runs on {config.instance.data_dir} "
+            f"(its token cannot be read: {error.strerror})",
             hint="start it with `kvrun up` or `kvrun instance`, as the same user",
         ) from None
     with AdminClient(config.instance_socket, token) as client:

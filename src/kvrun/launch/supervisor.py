@@ -16,6 +16,7 @@ from enum import Enum
 from pathlib import Path
 
 from kvrun.errors import KvrunError
+from kvrun.launch.shared_memory import remove_segments, segments_of
 from kvrun.process import PARENT_VARIABLE
 
 TOKEN_FD_VARIABLE = "KVRUN_TOKEN_FD"  # noqa: S105 - a variable's name, not a secret
@@ -72,6 +73,7 @@ class _Child:
     log: Path
     ended: bool = False
     restart_at: float = 0.0
+    segments: set[Path] = field(default_factory=set)
 
 
 class Supervisor:
@@ -124,6 +126,7 @@ class Supervisor:
             time.sleep(_POLL_S)
         # A child may answer its last question and die.
         self._check()
+        child.segments = segments_of(child.process.pid)
         self._on_state(spec.name, ChildState.READY)
 
     def watch(self, tick: Callable[[], None] = lambda: None) -> None:
@@ -146,8 +149,10 @@ class Supervisor:
         """End one child at once with everything it started."""
         child = self._children.pop(name, None)
         if child is not None:
+            child.segments |= segments_of(child.process.pid)
             _kill_group(child.process)
             child.process.wait()
+            remove_segments(child.segments)
             self._on_state(name, ChildState.STOPPED)
 
     def stop_all(self) -> None:
@@ -165,6 +170,7 @@ class Supervisor:
             self._on_state(name, ChildState.FAILED)
             _kill_group(child.process)
             code = child.process.wait()
+            remove_segments(child.segments)
             child.ended = True
             if child.spec.restart_after_s is not None:
                 child.restart_at = time.monotonic() + child.spec.restart_after_s
@@ -234,6 +240,7 @@ def _end(child: _Child) -> None:
     process = child.process
     if child.ended:
         return
+    child.segments |= segments_of(process.pid)
     if not _has_ended(process):
         process.send_signal(signal.SIGTERM)
         deadline = time.monotonic() + child.spec.stop_timeout_s
@@ -243,6 +250,7 @@ def _end(child: _Child) -> None:
     process.wait()
     child.ended = True
     # Engines leave theirs behind.
+    remove_segments(child.segments)
     for path in child.spec.sockets:
         path.unlink(missing_ok=True)
 
