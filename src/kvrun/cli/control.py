@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
+from rich.markup import escape
 
 from kvrun.cli.options import console, print_json, table
 from kvrun.config import KvrunConfig
@@ -167,9 +168,9 @@ def _print_alerts(found: list[Alert], place: Callable[[str], Path]) -> None:
         rows.add_row("what", f"{item.kind} ({state})")
         rows.add_row("log", item.log)
         rows.add_row("raised", time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(item.raised_at)))
-        rows.add_row("detail", item.detail)
+        rows.add_row("detail", escape(item.detail))
         rows.add_row("evidence", str(place(item.id)))
         if item.acknowledged_because:
-            rows.add_row("because", item.acknowledged_because)
+            rows.add_row("because", escape(item.acknowledged_because))
         out.print(rows)
         out.print()

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import msgspec
 import typer
+from rich.markup import escape
 
 from kvrun.cli.options import (
     DEFAULT_CONFIG,
@@ -172,7 +173,8 @@ def status(
         rows = table("what", "value")
         for name in ("id", "state", "certificate", "addenda", "unacknowledged"):
             value = shown[name]
-            rows.add_row(name, "\n".join(value) if isinstance(value, list) else str(value))
+            text = "\n".join(value) if isinstance(value, list) else str(value)
+            rows.add_row(name, escape(text))
         for step in job.steps if job is not None else []:
             rows.add_row(step.name, step.at)
         out.print(rows)
@@ -206,7 +208,9 @@ def list_command(
     rows = table("id", "kind", "when", "reference", "class", "keys")
     for row in found:
         when = row["issued_at"][:19] or row["state"]
-        rows.add_row(row["id"], row["kind"], when, row["reference"], row["class"], row["keys"])
+        rows.add_row(
+            row["id"], row["kind"], when, escape(row["reference"]), row["class"], row["keys"]
+        )
     out.print(rows)
 
 
