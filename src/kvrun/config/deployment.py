@@ -16,8 +16,8 @@ class DeploymentSection(Section):
         default="demo",
         min_length=1,
         description=(
-            'Model to serve: a folder, a Hugging Face id, or "demo" (Gemma 3 270M, made on first '
-            "use)."
+            'Model to serve: a folder, a Hugging Face id, "demo" (Gemma 3 270M, made on first use) '
+            'or "tiny" (random weights: its answers mean nothing).'
         ),
     )
     served_model_name: str | None = setting(
