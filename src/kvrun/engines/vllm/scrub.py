@@ -15,6 +15,7 @@ from typing import Protocol
 
 _MAX_OWNERS_A_PAGE = 16
 _MAX_ERASED = 65_536
+_MAX_FINISHED = 256
 ANYONE = b""
 """An owner that every scrub means: a request that nobody can name any more, or a page with too many
 owners to name."""
@@ -70,6 +71,8 @@ class PageScrubber:
         self._ranks = ranks
         self._owners: dict[int, tuple[bytes, ...]] = {}
         self._calls: dict[int, _Call] = {}
+        # Those of them with something to do: an engine asks in each of its steps.
+        self._working: dict[int, _Call] = {}
         self._erased: dict[bytes, int] = {}
         self._orders: dict[int, _Order] = {}
         self._numbers = itertools.count(1)
@@ -79,7 +82,7 @@ class PageScrubber:
         """Whether the engine must go on stepping, also with nothing to compute."""
         return bool(self._orders) or any(
             _is_untold(call) or any(map(self._pages.is_free, call.held))
-            for call in self._calls.values()
+            for call in self._working.values()
         )
 
     def is_erased(self, owner: bytes) -> bool:
@@ -101,16 +104,18 @@ class PageScrubber:
         number = self._erased.get(owner)
         if number is not None and number in self._calls:
             # A request that outlives its session's key still gets pages: they are scrubbed too.
-            self._calls[number].held.update(page for page in pages if page)
+            call = self._working[number] = self._calls[number]
+            call.held.update(page for page in pages if page)
 
     def ask(self, call: int, owners: Sequence[bytes], everything: bool) -> None:
         """Begin a call, or report it again if it is known."""
         known = self._calls.get(call)
         if known is not None:
             known.reported = None
+            self._working[call] = known
             return
         state = _Call(call, frozenset(owners), everything)
-        self._calls[call] = state
+        self._calls[call] = self._working[call] = state
         for owner in owners:
             self._erased[owner] = call
         while len(self._erased) > _MAX_ERASED:
@@ -122,7 +127,7 @@ class PageScrubber:
     def next_order(self) -> tuple[int, tuple[int, ...]] | None:
         """Pages that every worker zeroes in this step, and the order's number."""
         ready: set[int] = set()
-        for call in self._calls.values():
+        for call in self._working.values():
             # Meanwhile filled by somebody else: nothing of the erased session is left in it.
             call.held = {page for page in call.held if self._concerns(call, page)}
             free = {page for page in call.held if self._pages.is_free(page)}
@@ -148,7 +153,7 @@ class PageScrubber:
         if order.left > 0:
             return
         del self._orders[number]
-        for call in self._calls.values():
+        for call in self._working.values():
             done = call.zeroing.intersection(order.pages)
             call.zeroing -= done
             call.scrubbed += len(done)
@@ -156,19 +161,23 @@ class PageScrubber:
     def progress(self) -> list[Progress]:
         """What is to be told: a call whose free pages are zero, and again when the rest is."""
         told = []
-        for call in list(self._calls.values()):
+        for number, call in list(self._working.items()):
             if call.zeroing or any(map(self._pages.is_free, call.held)):
                 continue
             if _is_untold(call):
                 now = Progress(call.call, call.evicted, call.scrubbed, len(call.held))
                 call.reported = now
                 told.append(now)
-        self._forget()
+            if not call.held:
+                del self._working[number]
+        if told:
+            self._forget()
         return told
 
     def forget_calls(self) -> None:
         """The daemon that asked is gone. Its next one asks again, with numbers of its own."""
         self._calls.clear()
+        self._working.clear()
         self._erased.clear()
 
     def _concerns(self, call: _Call, page: int) -> bool:
@@ -189,9 +198,9 @@ class PageScrubber:
         )
 
     def _forget(self) -> None:
-        over = [n for n, c in self._calls.items() if c.reported and not c.held and not c.zeroing]
         # The last ones stay, so that a repeated question gets the same answer.
-        for number in over[:-256]:
+        over = [number for number in self._calls if number not in self._working]
+        for number in over[:-_MAX_FINISHED]:
             del self._calls[number]
 
 
