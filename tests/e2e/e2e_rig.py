@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import shutil
-import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -123,14 +122,6 @@ def running(**options: object) -> Iterator[Stack]:
 def short_folder() -> Path:
     """A private folder whose path leaves room for a Unix socket's name."""
     return Path(tempfile.mkdtemp(prefix="kvr-", dir="/tmp"))
-
-
-def free_port() -> int:
-    """A port of loopback that nobody listens on right now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def words(seed: int, count: int = 330) -> str:

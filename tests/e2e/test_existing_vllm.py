@@ -21,9 +21,9 @@ from pathlib import Path
 
 import openai
 import pytest
-from e2e_rig import User, eventually, free_port, short_folder, words
+from e2e_rig import User, eventually, short_folder, words
 
-from kvrun.launch.readiness import connect, http_answers, http_get, unix_accepts
+from kvrun.launch.readiness import connect, free_port, http_answers, http_get, unix_accepts
 from kvrun.models.folders import cache_folder
 from kvrun.models.tiny import ensure_tiny_model
 

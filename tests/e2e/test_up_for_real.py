@@ -14,7 +14,9 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from e2e_rig import eventually, free_port, short_folder
+from e2e_rig import eventually, short_folder
+
+from kvrun.launch.readiness import free_port
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 KVRUN = [sys.executable, "-m", "kvrun"]

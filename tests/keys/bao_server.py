@@ -16,6 +16,8 @@ from typing import Any
 
 import httpx
 
+from kvrun.launch.readiness import free_port
+
 ROOT_TOKEN = "root-of-the-tests"
 
 
@@ -149,13 +151,6 @@ def raft_bao(folder: Path) -> Iterator[BaoServer]:
         server.unseal()
         server.call("POST", "sys/mounts/transit", {"type": "transit"})
         yield server
-
-
-def free_port() -> int:
-    """A TCP port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Wire:

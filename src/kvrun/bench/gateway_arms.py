@@ -17,6 +17,7 @@ import msgspec
 from kvrun.bench.machine import separate_cpus
 from kvrun.errors import KvrunError
 from kvrun.gateway.apikeys import ApiKeyRecord, hash_api_key, make_api_key, save_api_keys
+from kvrun.launch.readiness import free_port
 
 START_TIMEOUT_S = 20.0
 
@@ -87,7 +88,7 @@ class Arms:
     @contextmanager
     def engine(self, events: int, interval_us: int) -> Iterator[Arm]:
         """An engine that sends ``events`` events, one every ``interval_us``."""
-        port = _free_port()
+        port = free_port()
         command = [str(self._program), "engine", str(port), str(events), str(interval_us)]
         with _running(command, port, self._load_cpu):
             yield Arm("direct", port)
@@ -95,7 +96,7 @@ class Arms:
     @contextmanager
     def gateway(self, engine: Arm) -> Iterator[Arm]:
         """The gateway, complete but for the daemon."""
-        port = _free_port()
+        port = free_port()
         command = [sys.executable, "-m", "kvrun.bench.gateway_process", str(port)]
         command += [f"http://127.0.0.1:{engine.port}", str(self._keys_file)]
         with _running(command, port, self._proxy_cpu) as pid:
@@ -104,7 +105,7 @@ class Arms:
     @contextmanager
     def bare(self, engine: Arm) -> Iterator[Arm]:
         """A proxy in Python that checks nothing."""
-        port = _free_port()
+        port = free_port()
         command = [sys.executable, "-m", "kvrun.bench.gateway_bare", str(port), str(engine.port)]
         with _running(command, port, self._proxy_cpu) as pid:
             yield Arm("bare", port, pid)
@@ -115,7 +116,7 @@ class Arms:
         if shutil.which("nginx") is None:
             yield None
             return
-        port = _free_port()
+        port = free_port()
         folder = self._folder / f"nginx-{port}"
         folder.mkdir()
         text = _NGINX.format(port=port, engine=engine.port, key=self._key)
@@ -195,13 +196,6 @@ def _cpu_s(pid: int) -> float:
     used = (int(after_name[11]) + int(after_name[12])) / os.sysconf("SC_CLK_TCK")
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return used + sum(_cpu_s(int(child)) for child in children)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 _NGINX = """

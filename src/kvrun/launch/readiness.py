@@ -46,6 +46,14 @@ def http_get(url: str, path: str, *, timeout_s: float = _TIMEOUT_S) -> tuple[int
         connection.close()
 
 
+def free_port() -> int:
+    """A port of loopback that nobody listens on right now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
 def connect(url: str, timeout_s: float) -> http.client.HTTPConnection:
     """A connection to ``unix:/socket``, ``http://`` or ``https://`` on this machine."""
     scheme, _, rest = url.partition(":")

@@ -6,7 +6,6 @@ import json
 import os
 import secrets
 import shutil
-import socket
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -29,6 +28,7 @@ from kvrun.launch.processes import (
     gateway_url,
     instance_spec,
 )
+from kvrun.launch.readiness import free_port
 from kvrun.launch.secrets import Launch, prepare_run_folder, remove_files, write_private
 from kvrun.launch.supervisor import ChildSpec, ChildState, Supervisor
 
@@ -205,17 +205,10 @@ class Stack:
                 dtype=options.dtype,
                 memory=options.memory_bytes,
                 disk=options.disk_bytes,
-                port=_free_port(),
+                port=free_port(),
                 eager=json.dumps(options.enforce_eager),
                 seqs=options.max_num_seqs,
                 block=options.block_tokens,
                 extra=json.dumps(options.engine_arguments),
             )
         )
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
