@@ -26,21 +26,21 @@ PATIENT = "match_deadline_ms = 20000\nload_deadline_ms = 60000\n"
 # Lets a test end or stop the daemon exactly in the middle of something: the flag file names the
 # moment and the signal, and the daemon takes it up once.
 AT_A_MOMENT = """
+import threading
 from kvrun.instance.instance import Instance
 from kvrun.instance.transfers import Transfers
+one_at_a_time = threading.Lock()  # while one thread stops the process no other goes on
 flag = Path(sys.argv[1]).with_name("moment")
 def at(kind, name):
     original = getattr(kind, name)
     def watched(self, *a, **k):
-        try:
+        with one_at_a_time, suppress(FileNotFoundError):
             moment, number, after = flag.read_text().split()
             if moment == name and after == "0":
-                flag.unlink()  # of two threads at once only one gets through here
+                flag.unlink()
                 os.kill(os.getpid(), int(number))
             elif moment == name:
                 flag.write_text(f"{moment} {number} {int(after) - 1}")
-        except FileNotFoundError:
-            pass
         return original(self, *a, **k)
     setattr(kind, name, watched)
 at(Instance, "match")
@@ -50,6 +50,7 @@ at(Transfers, "_open_one")
 
 _RUNNER = """
 import json, os, sys
+from contextlib import suppress
 from pathlib import Path
 %s
 from kvrun.config import load_config

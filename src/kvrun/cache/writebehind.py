@@ -6,17 +6,13 @@ off the engine's prefill.
 """
 
 import logging
-import os
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
 _BATCH = 32
-# Not lower: see the sealing threads; whoever holds the interpreter's lock must be run soon.
-_NICE = 5
 _log = logging.getLogger(__name__)
 
 
@@ -147,9 +143,6 @@ class WriteBehind:
         return batch
 
     def _run(self) -> None:
-        # On Linux this sets the niceness of the calling thread alone.
-        with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
         while True:
             with self._changed:
                 while not self._stopping:

@@ -30,10 +30,10 @@ class InstanceSection(Section):
         "start.",
     )
     sealing_threads: int = setting(
-        2, "Threads that seal and open blocks, each pinned to a core.", ge=1, le=64
+        2, "Threads that seal blocks, and as many that open them.", ge=1, le=64
     )
     sealing_cpus: tuple[int, ...] | None = setting(
-        None, "Cores for the sealing threads; unset: spread over the cores the daemon may use."
+        None, "Cores that the sealing threads are pinned to in turn; unset: not pinned."
     )
     match_deadline_ms: int = setting(
         200, "Longest wait for the daemon to say what it holds; past it: a miss.", ge=1, le=60_000

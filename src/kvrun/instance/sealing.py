@@ -1,7 +1,7 @@
-"""Worker threads that seal and open, pinned to CPUs, opening before sealing.
+"""Worker threads that seal and open: a pool each, so that no open waits behind a seal.
 
-A request waits for an open, nobody waits for a seal. Opens therefore run at normal priority, seals
-below it, so that sealing gives way to the engine's compute.
+All run at normal priority and, unless told otherwise, on any CPU. A thread holds the interpreter's
+lock between its long steps; where it is not run, nothing in the daemon is (ADR 0015).
 """
 
 from __future__ import annotations
@@ -13,30 +13,22 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 
-# Not lower: a sealing thread holds the interpreter's lock between its long steps. At 19, beside an
-# engine that kept every core busy, it was not run for 20 s, and nothing else in the daemon was.
-_SEAL_NICENESS = 5
 _log = logging.getLogger(__name__)
 
 Task = Callable[[], None]
 
 
 class SealingThreads:
-    """Two small pools: one for opens, one for seals."""
+    """Two small pools: one for opens, one for seals; ``cpus`` pins their threads in turn."""
 
     def __init__(self, threads: int, cpus: Sequence[int] | None = None) -> None:
         self.threads = threads
-        self._cpus = list(cpus) if cpus is not None else sorted(os.sched_getaffinity(0))
+        self._cpus = tuple(cpus or ())
         self._opens: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
         self._seals: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
         self._workers = [
-            threading.Thread(
-                target=self._run, args=(source, index, niceness), name=f"kvrun-{name}-{index}"
-            )
-            for name, source, niceness in (
-                ("open", self._opens, 0),
-                ("seal", self._seals, _SEAL_NICENESS),
-            )
+            threading.Thread(target=self._run, args=(source, index), name=f"kvrun-{name}-{index}")
+            for name, source in (("open", self._opens), ("seal", self._seals))
             for index in range(threads)
         ]
         for worker in self._workers:
@@ -58,14 +50,12 @@ class SealingThreads:
         for worker in self._workers:
             worker.join()
 
-    def _run(self, source: queue.SimpleQueue[Task | None], index: int, niceness: int) -> None:
-        thread_id = threading.get_native_id()
-        # Unpinned threads of one process were seen to share a CPU while another stood idle.
-        with contextlib.suppress(OSError):
-            os.sched_setaffinity(thread_id, {self._cpus[index % len(self._cpus)]})
-        if niceness:
+    def _run(self, source: queue.SimpleQueue[Task | None], index: int) -> None:
+        if self._cpus:
             with contextlib.suppress(OSError):
-                os.setpriority(os.PRIO_PROCESS, thread_id, niceness)
+                os.sched_setaffinity(
+                    threading.get_native_id(), {self._cpus[index % len(self._cpus)]}
+                )
         while (task := source.get()) is not None:
             try:
                 task()
