@@ -90,6 +90,11 @@ SECTION_INTROS = {
         "The engine that `kvrun up` starts. `extra_args` and `env` go to it unchanged, except for "
         "what kvrun\ngoverns: those flags and variables are refused with the reason."
     ),
+    "control": (
+        "The control plane, with API and console: who may sign in, and where it keeps what it "
+        "knows.\nDeployments that it makes are served by processes of their own, which it does not "
+        "end when it ends."
+    ),
 }
 
 

@@ -28,6 +28,10 @@ _PATHS = (
     ("witness", "git_token_file"),
     ("witness", "timestamp_ca_file"),
     ("witness", "tls_ca_file"),
+    ("control", "home"),
+    ("control", "tls_cert"),
+    ("control", "tls_key"),
+    ("control", "oidc_client_secret_file"),
 )
 
 
@@ -43,7 +47,8 @@ def complete(document: dict[str, Any], folder: Path) -> None:
     keys = document.setdefault("keys", {})
     witness = document.setdefault("witness", {})
     audit = document.setdefault("audit", {})
-    sections = (instance, gateway, engine, keys, witness, audit)
+    control = document.setdefault("control", {})
+    sections = (instance, gateway, engine, keys, witness, audit, control)
     if not all(isinstance(table, dict) for table in sections):
         return
     instance.setdefault("data_dir", str(InstanceSection.model_fields["data_dir"].default))
@@ -59,6 +64,7 @@ def complete(document: dict[str, Any], folder: Path) -> None:
         jwt["jwks_file"] = str((folder / Path(jwt["jwks_file"]).expanduser()).absolute())
     if isinstance(instance["data_dir"], str):
         _connect(instance, gateway, engine)
+        control.setdefault("home", str(Path(instance["data_dir"]) / "control-plane"))
 
 
 def _connect(instance: dict[str, Any], gateway: dict[str, Any], engine: dict[str, Any]) -> None:

@@ -7,6 +7,7 @@ from typing import Self
 from pydantic import model_validator
 
 from kvrun.config.audit import AuditSection
+from kvrun.config.control import ControlSection
 from kvrun.config.deployment import DeploymentSection
 from kvrun.config.engine import EngineSection
 from kvrun.config.erasure import ErasureSection
@@ -31,6 +32,7 @@ class KvrunConfig(Section):
     erasure: ErasureSection = ErasureSection()
     gateway: GatewaySettings
     engine: EngineSection = EngineSection()
+    control: ControlSection = ControlSection()
 
     @property
     def layout(self) -> DataLayout:
