@@ -74,7 +74,7 @@ SECTION_INTROS = {
         "[witnesses.md](witnesses.md) says what each one shows."
     ),
     "storage": (
-        "The workspace's Storage, for collected logs. Blocks and certificates stay in data_dir."
+        "The workspace's Storage, for collected logs and certificates. Blocks stay in data_dir."
     ),
     "erasure": "How long an erasure waits for an engine, and which backups there are.",
     "gateway": (

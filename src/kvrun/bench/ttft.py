@@ -172,7 +172,11 @@ def _rows(tokens: int, times: _Times, rng: random.Random) -> list[Row]:
         f"cold TTFT, A/A, {size} tokens", noise, unit="ratio", against="plain vLLM and itself",
         goal=_COLD_GOAL,
     )  # fmt: skip
+    added = [governed - plain for governed, plain in zip(times.governed, times.plain, strict=True)]
     return [
+        _median_row(f"cold TTFT, plain vLLM, {size} tokens", times.plain),
+        _median_row(f"added to cold TTFT, governed, {size} tokens", added),
+        _median_row(f"reload TTFT, {size} tokens", times.reload),
         Row(metric=same.metric, value=same.value, unit="ratio", against=same.against),
         row("cold TTFT, governed", times.governed, times.plain, "plain vLLM", _COLD_GOAL),
         row("reload TTFT, memory tier", times.reload, times.governed, "cold", _RELOAD_GOAL),
@@ -184,6 +188,12 @@ def _rows(tokens: int, times: _Times, rng: random.Random) -> list[Row]:
             _SEALING_GOAL,
         ),
     ]
+
+
+def _median_row(metric: str, seconds: list[float]) -> Row:
+    in_ms = sorted(1000 * each for each in seconds)
+    against = f"median of {len(in_ms)} rounds, {in_ms[0]:.0f} to {in_ms[-1]:.0f} ms"
+    return Row(metric=metric, value=in_ms[len(in_ms) // 2], unit="ms", against=against)
 
 
 def _memory_row(governed: Stack) -> Row:

@@ -22,7 +22,7 @@ from kvrun.audit.segment import (
     read_chunks,
 )
 from kvrun.cli.audit_export import Events, Since, Until, export, ship
-from kvrun.cli.audit_folder import LogFolder, log_folder
+from kvrun.cli.audit_folder import LogFolder, log_folder, read_log
 from kvrun.cli.audit_whois import whois
 from kvrun.cli.collect import acknowledge, alerts, collect
 from kvrun.cli.options import DEFAULT_CONFIG, ConfigFile
@@ -50,7 +50,7 @@ def tail(
 
     Example: kvrun audit tail -f | jq .event
     """
-    log = log_folder(folder, config_file)
+    log = read_log(folder, config_file, "tail")
     cursor = LogCursor(log, max(0, _next_seq(log) - lines))
     while True:
         records = cursor.read()
@@ -84,7 +84,7 @@ def show(
 
     Example: kvrun audit show --event key_destroyed --from 2026-01-31
     """
-    log = log_folder(folder, config_file)
+    log = read_log(folder, config_file, "show")
     if which.isdecimal():
         record = next(read_records(log, from_seq=int(which)), None)
         if record is None or record.seq != int(which):

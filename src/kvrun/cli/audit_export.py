@@ -19,7 +19,7 @@ from kvrun.audit.record import Event, Record
 from kvrun.audit.segment import first_seq_of, list_segments
 from kvrun.audit.ship import DeliveryError, ShipError, Shipper
 from kvrun.audit.sinks import open_sink
-from kvrun.cli.audit_folder import LogFolder, log_folder
+from kvrun.cli.audit_folder import LogFolder, read_log
 from kvrun.cli.options import DEFAULT_CONFIG, ConfigFile, console
 from kvrun.filelock import FileTakenError, hold_file
 
@@ -51,7 +51,7 @@ def export(
     selection = Selection(
         since=parse_moment(since), until=parse_moment(until), events=frozenset(event or ())
     )
-    log = log_folder(folder, config_file)
+    log = read_log(folder, config_file, "export")
     records = (record for record in read_records(log) if selection.takes(record))
     segments = list_segments(log)
     if segments and (first := first_seq_of(segments[0]) or 0):
@@ -91,7 +91,7 @@ def ship(
 
     Example: kvrun audit ship --to otlp:http://collector:4318
     """
-    log = log_folder(folder, config_file)
+    log = read_log(folder, config_file, "ship")
     place = state or log.with_name(log.name + "-shipped") / f"{_short(to)}.json"
     stop = _stop_on_signals()
     with _held(place):

@@ -1,4 +1,4 @@
-"""``kvrun certificate``: show an erasure certificate; and its half of ``kvrun verify``."""
+"""``kvrun certificate``: find and show erasure certificates; and their half of ``kvrun verify``."""
 
 import time
 from collections.abc import Sequence
@@ -7,9 +7,18 @@ from typing import Annotated
 
 import msgspec
 import typer
+from rich.markup import escape
 
 from kvrun.audit.attestation import Attestation
-from kvrun.cli.options import console, print_json
+from kvrun.cli.options import (
+    DEFAULT_CONFIG,
+    AsJson,
+    ConfigFile,
+    console,
+    print_json,
+    read_config,
+    table,
+)
 from kvrun.cli.trust import read_anchor
 from kvrun.erasure.check import check_certificate
 from kvrun.erasure.document import MAX_CERTIFICATE_BYTES
@@ -31,7 +40,62 @@ TrustFile = Annotated[
 
 @app.callback()
 def certificate() -> None:
-    """Erasure certificates as people read them."""
+    """Erasure certificates: find them in Storage, and show them as people read them."""
+
+
+@app.command("list")
+def list_command(
+    reference: Annotated[str, typer.Option("--ref", help="Only those with this reference.")] = "",
+    as_json: AsJson = False,
+    config_file: ConfigFile = DEFAULT_CONFIG,
+) -> None:
+    """List the deployment's certificates in the workspace's Storage. Nothing is verified.
+
+    Collection (`kvrun audit collect`, or `kvrun up` beside the engine) puts them there;
+    `kvrun erase list` shows what the deployment itself has.
+
+    Example: kvrun certificate list --ref DSAR-123
+    """
+    from kvrun.control.plane import ControlPlane
+
+    found = ControlPlane(read_config(config_file)).certificates().find(reference)
+    if as_json:
+        print_json(found)
+        return
+    rows = table("id", "kind", "issued", "reference", "class", "keys")
+    for item in found:
+        rows.add_row(
+            item.id,
+            item.kind,
+            item.issued_at[:19],
+            escape(item.reference),
+            item.claim_class or "nothing held",
+            str(item.keys),
+        )
+    console().print(rows if found else "no certificate")
+
+
+@app.command()
+def get(
+    certificate_id: Annotated[str, typer.Argument(metavar="ID", help="The certificate's id.")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write it here; by default ID.json.")
+    ] = None,
+    config_file: ConfigFile = DEFAULT_CONFIG,
+) -> None:
+    """Fetch a certificate from the workspace's Storage, as it is stored there.
+
+    Example: kvrun certificate get 5f0c1d7e9a3b2c4d6e8f0a1b -o certificate.json
+    """
+    from kvrun.control.plane import ControlPlane
+
+    data = ControlPlane(read_config(config_file)).certificates().get(certificate_id)
+    path = output or Path(f"{certificate_id}.json")
+    try:
+        path.write_bytes(data)
+    except OSError as error:
+        raise ErasureError(f"{path} cannot be written: {error.strerror}") from None
+    typer.echo(f"certificate: {path}")
 
 
 @app.command()

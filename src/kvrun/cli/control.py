@@ -39,7 +39,7 @@ def collect_once(config: KvrunConfig, *, as_json: bool) -> int:
     report = run_round(ControlPlane(config), reason="on_demand", count=lambda: read_sample(config))
     _show(report, as_json=as_json)
     outcomes = [item.outcome for item in report.logs]
-    if any(outcome in _ALARMING for outcome in outcomes):
+    if any(outcome in _ALARMING for outcome in outcomes) or report.certificates.problems:
         return 1
     return 3 if any(outcome in _FAILED for outcome in outcomes) else 0
 
@@ -131,6 +131,10 @@ def _show(report: RoundReport, *, as_json: bool) -> None:
             sys.stdout.write(f"{_line(item)}\n")
         for finding in report.findings:
             sys.stdout.write(f"finding: {finding.message}\n")
+        if report.certificates.stored:
+            sys.stdout.write(f"certificates: {report.certificates.stored} stored now\n")
+        for problem in report.certificates.problems:
+            sys.stdout.write(f"certificates: {problem}\n")
         for pruned in report.pruned:
             sys.stdout.write(f"{pruned.log}: pruned {pruned.records} records\n")
     sys.stdout.flush()

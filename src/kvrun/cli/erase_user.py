@@ -21,11 +21,8 @@ from kvrun.cli.options import DEFAULT_CONFIG, AsJson, console, print_json, read_
 from kvrun.config import KvrunConfig
 from kvrun.erasure.certificate import ChildEntry, ChildOutcome
 from kvrun.erasure.errors import ErasureError
-from kvrun.erasure.plan import Plan, add_tiers
-from kvrun.errors import KvrunError
-from kvrun.launch.erasing import certify_parent, erase, plan_erasure, requester
-
-_BETWEEN = "."
+from kvrun.launch.erasing import certify_parent, plan_erasure, requester
+from kvrun.launch.erasing_users import BETWEEN_TOKENS, erase_in_each, sum_plans
 
 
 def user(
@@ -59,13 +56,13 @@ def user(
     asked = {"kind": "user", "tenant": user_id}
     if plan:
         counted = [plan_erasure(config, asked, offline=True) for config in configs]
-        whole = _sum(workspace, counted)
+        whole = sum_plans(workspace, counted)
         if as_json:
             print_json({"deployments": counted, "token": whole.token})
         else:
             show_plan(whole, ["user", user_id, f"--workspace {workspace}"])
         return
-    tokens = confirm.split(_BETWEEN) if confirm else [""] * len(configs)
+    tokens = confirm.split(BETWEEN_TOKENS) if confirm else [""] * len(configs)
     if len(tokens) != len(configs):
         raise ErasureError(
             f"the token is a plan's over {len(tokens)} deployments, not {len(configs)}",
@@ -77,7 +74,7 @@ def user(
         "reference": reference,
         "legal_basis": legal_basis,
     }
-    children, problems = _erase_all(configs, wanted, tokens)
+    children, problems = erase_in_each(configs, wanted, tokens)
     for name in _without_configuration(configs, workspace):
         children.append(ChildEntry(deployment=name, outcome=ChildOutcome.PENDING))
         problems[name] = "its Storage is here, but not its configuration"
@@ -108,31 +105,6 @@ def user(
     raise typer.Exit(1 if problems else 0)
 
 
-def _erase_all(
-    configs: Sequence[KvrunConfig], wanted: dict[str, str], tokens: Sequence[str]
-) -> tuple[list[ChildEntry], dict[str, str]]:
-    """Erase in each; what failed is pending, with the reason by deployment."""
-    children, problems = [], {}
-    for config, token in zip(configs, tokens, strict=True):
-        name = config.deployment.name
-        try:
-            done = erase(config, {**wanted, "confirm": token}, offline=True)
-        except KvrunError as error:
-            children.append(ChildEntry(deployment=name, outcome=ChildOutcome.PENDING))
-            problems[name] = error.message
-            continue
-        outcome = ChildOutcome.ERASED if done.erased else ChildOutcome.NOTHING_HELD
-        children.append(
-            ChildEntry(
-                deployment=name,
-                outcome=outcome,
-                certificate_id=done.id,
-                payload_sha256=done.digest,
-            )
-        )
-    return children, problems
-
-
 def _deployments(paths: Sequence[Path], workspace: str) -> list[KvrunConfig]:
     configs = [read_config(path) for path in paths]
     for path, config in zip(paths, configs, strict=True):
@@ -155,17 +127,3 @@ def _without_configuration(configs: Sequence[KvrunConfig], workspace: str) -> li
         if above.is_dir():
             found.update(unquote(path.name) for path in above.iterdir() if path.is_dir())
     return sorted(found - known)
-
-
-def _sum(workspace: str, plans: Sequence[Plan]) -> Plan:
-    return Plan(
-        kind=plans[0].kind,
-        workspace=workspace,
-        deployment=", ".join(plan.deployment for plan in plans),
-        tenants=sum(plan.tenants for plan in plans),
-        sessions=sum(plan.sessions for plan in plans),
-        requests=sum(plan.requests for plan in plans),
-        tiers=add_tiers(tier for plan in plans for tier in plan.tiers),
-        claim_class=", ".join(sorted({plan.claim_class for plan in plans})),
-        token=_BETWEEN.join(plan.token for plan in plans),
-    )

@@ -1,4 +1,4 @@
-"""``kvrun up``: daemon, engine, gateway and collector as one process tree."""
+"""``kvrun up``: daemon, engine, gateway, collector and control plane as one process tree."""
 
 import os
 import signal
@@ -22,16 +22,19 @@ from kvrun.filelock import FileTakenError, hold_file
 from kvrun.launch import prepare
 from kvrun.launch.processes import (
     COLLECTOR,
+    CONTROL,
     ENGINE,
     GATEWAY,
     INSTANCE,
     collector_spec,
+    control_spec,
     engine_spec,
     engine_url,
     gateway_spec,
     gateway_url,
     instance_spec,
 )
+from kvrun.launch.readiness import AddressInUseError, require_free
 from kvrun.launch.secrets import Launch, prepare_run_folder, remove_files, write_private
 from kvrun.launch.supervisor import ChildState, StopRequestedError, Supervisor
 
@@ -63,8 +66,9 @@ def up(
     """Start daemon, engine and gateway, and stop them together on Ctrl-C or SIGTERM.
 
     Nothing is restarted in silence: when one process ends by itself, kvrun says which, shows its
-    last log lines and stops the others. Logs are in DATA_DIR/logs. Beside them runs the collector
-    of the audit log; where it ends it is started again after a minute, and nothing else is stopped.
+    last log lines and stops the others. Logs are in DATA_DIR/logs. Beside them run the collector
+    of the audit log and the control plane (control.enabled); where one of these ends it is started
+    again after a minute, and nothing else is stopped.
 
     Example: kvrun up --model Qwen/Qwen3-0.6B
     """
@@ -96,8 +100,10 @@ def run_up(config: KvrunConfig, config_file: Path, environment: Mapping[str, str
                 supervisor.start(engine_spec(config, environment, cpus=prepare.usable_cpus(engine)))
                 supervisor.start(gateway_spec(config, config_file, launch, environment))
                 supervisor.start(collector_spec(config, config_file, environment))
+                control = _start_control(supervisor, config, config_file, environment)
                 write_state(config, supervisor)
                 display.ready(config)
+                display.say(control)
                 if warning := warning_of_running(config):
                     display.say(warning)
                 supervisor.watch()
@@ -135,6 +141,21 @@ def write_state(config: KvrunConfig, supervisor: Supervisor) -> None:
         started_at=time.time(),
     )
     write_private(config.layout.state, msgspec.json.encode(state).decode("ascii", "replace"))
+
+
+def _start_control(
+    supervisor: Supervisor, config: KvrunConfig, config_file: Path, environment: Mapping[str, str]
+) -> str:
+    """Start the control plane where it is wanted; what to say of it."""
+    control = config.control
+    if not control.enabled:
+        return "control plane: not started (control.enabled)"
+    try:
+        require_free(control.host, control.port, "control.port")
+    except AddressInUseError as error:
+        return f"control plane: not started: {error.diagnostics()}"
+    supervisor.start(control_spec(config, config_file, environment))
+    return f"control plane: {sign_in_line(config)}"
 
 
 @contextmanager
@@ -190,7 +211,7 @@ class _Display:
 
     def _render(self) -> Table:
         rows = table("process", "state", "for")
-        for name in (INSTANCE, ENGINE, GATEWAY, COLLECTOR):
+        for name in (INSTANCE, ENGINE, GATEWAY, COLLECTOR, CONTROL):
             state, since = self._states.get(name, (None, 0.0))
             if state is None:
                 rows.add_row(name, "waits", "")

@@ -49,6 +49,11 @@ class DataLayout:
         return self.data_dir / "control"
 
     @property
+    def control_audit(self) -> Path:
+        """The control plane's own audit log; the first collection begins it."""
+        return self.control / "audit"
+
+    @property
     def audit(self) -> Path:
         """Audit log segments."""
         return self.data_dir / "audit"

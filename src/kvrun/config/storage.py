@@ -10,12 +10,12 @@ SCHEMES = ("s3://", "gs://", "az://", "file:///")
 
 
 class StorageSection(Section):
-    """Where collected logs are stored: a folder unless an object store is named."""
+    """Where collected logs and certificates go: a folder unless an object store is named."""
 
     url: str | None = setting(
         None,
-        "Object store for collected logs: s3://BUCKET/PREFIX, gs://, az:// or file:///FOLDER; "
-        "unset: the folder storage in data_dir.",
+        "Object store for collected logs and certificates: s3://BUCKET/PREFIX, gs://, az:// or "
+        "file:///FOLDER; unset: the folder storage in data_dir.",
     )
     options: dict[str, str] = setting(
         {},

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
 from kvrun.audit.checkpoint import Ed25519Signer, parse_checkpoint
+from kvrun.audit.errors import AuditLogBusyError
 from kvrun.audit.note import parse_note
 from kvrun.audit.record import AuditEvent, Event, Outcome
 from kvrun.audit.segment import CHECKPOINT_NAME
@@ -20,11 +22,14 @@ from kvrun.keys.signing import KeyPurpose, SigningRing
 
 _LIMITS = AuditLimits(segment_bytes=2**20)
 _MAX_REASON = 300
+# An entry holds the log for some milliseconds.
+_WAIT_S = 10.0
+_POLL_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class ControlJournal:
-    """Writes what the control plane did to collected logs."""
+    """Writes what the control plane did to collected logs, and who read a log."""
 
     layout: DataLayout
     workspace: str
@@ -33,7 +38,7 @@ class ControlJournal:
     @property
     def folder(self) -> Path:
         """The log's folder."""
-        return self.layout.control / "audit"
+        return self.layout.control_audit
 
     def record(
         self,
@@ -50,25 +55,59 @@ class ControlJournal:
         ``document`` is what its ``digest`` names: for a collection the text of the checkpoint.
         Raises AuditError when it cannot be written.
         """
-        entry = AuditEvent(
-            event=event,
-            outcome=outcome,
-            workspace=remembered.workspace,
-            deployment=remembered.deployment,
-            request_id=remembered.log,
-            reason=printable(reason),
-            digest=sha256(document).hexdigest(),
-            bytes=size_bytes,
+        self._write(
+            AuditEvent(
+                event=event,
+                outcome=outcome,
+                workspace=remembered.workspace,
+                deployment=remembered.deployment,
+                request_id=remembered.log,
+                reason=printable(reason),
+                digest=sha256(document).hexdigest(),
+                bytes=size_bytes,
+            )
         )
-        log_id = self._log_id()
-        ring = SigningRing(self.layout.control / "signing", now=self.now)
-        key = ring.load_or_create(KeyPurpose.CHECKPOINT).private_key
-        signer = Ed25519Signer(log_id, key)
-        log = AuditLog.open(self.folder, log_id=log_id, signer=signer, now=self.now, limits=_LIMITS)
+
+    def record_read(self, note: bytes, *, reason: str, deployment: str = "") -> None:
+        """One durable record that somebody reads a log, to be written before they see any of it.
+
+        ``note`` is the log's latest signed checkpoint, b"" where it has none: it names the log and
+        how far it had come. Raises AuditError when the record cannot be written, NoteFormatError
+        when ``note`` is not a checkpoint.
+        """
+        text = parse_note(note).text if note else b""
+        self._write(
+            AuditEvent(
+                event=Event.LOG_READ,
+                workspace=self.workspace,
+                deployment=deployment,
+                request_id=printable(parse_checkpoint(text).origin) if text else "",
+                reason=printable(reason),
+                digest=sha256(text).hexdigest() if text else "",
+            )
+        )
+
+    def _write(self, entry: AuditEvent) -> None:
+        log = self._open()
         try:
             log.append_durable(entry)
         finally:
             log.close()
+
+    def _open(self) -> AuditLog:
+        log_id = self._log_id()
+        ring = SigningRing(self.layout.control / "signing", now=self.now)
+        signer = Ed25519Signer(log_id, ring.load_or_create(KeyPurpose.CHECKPOINT).private_key)
+        deadline = time.monotonic() + _WAIT_S
+        while True:
+            try:
+                return AuditLog.open(
+                    self.folder, log_id=log_id, signer=signer, now=self.now, limits=_LIMITS
+                )
+            except AuditLogBusyError:
+                if time.monotonic() > deadline:
+                    raise
+            time.sleep(_POLL_S)
 
     def _log_id(self) -> str:
         # A machine that gets another name goes on with the log that it has.

@@ -13,12 +13,14 @@ from pathlib import Path
 from kvrun.config import KvrunConfig
 from kvrun.control.alarm import Alarm
 from kvrun.control.alerts import AlertBook
+from kvrun.control.certificates import CertificateShelf
 from kvrun.control.collector import Collector, Target
 from kvrun.control.cosigner import open_cosigner
 from kvrun.control.journal import ControlJournal
-from kvrun.control.remembered import Memory
+from kvrun.control.remembered import Memory, log_folder
 from kvrun.control.sources import DaemonSource, FolderSource, LogSource
 from kvrun.control.witness import Witness, WitnessUnavailableError, open_witnesses
+from kvrun.erasure.archive import FOLDER_NAME, CertificateArchive
 from kvrun.errors import KvrunError
 from kvrun.filelock import FileTakenError, hold_file
 from kvrun.storage import Storage, open_storage
@@ -85,6 +87,19 @@ class ControlPlane:
             witnesses=self._witnesses(),
             now=self.now,
         )
+
+    def certificates(self) -> CertificateShelf:
+        """The deployment's certificates in Storage. Raises StorageError."""
+        workspace, deployment = self.config.deployment.workspace, self.config.deployment.name
+        index = self.folder / "certificates" / f"{log_folder(f'{workspace}/{deployment}')}.json"
+        return CertificateShelf(self.storage(), workspace, deployment, index)
+
+    @property
+    def archive(self) -> CertificateArchive:
+        """The certificates that the deployment made, in its data folder."""
+        deployment = self.config.deployment
+        made = self.config.layout.storage(deployment.workspace, deployment.name)
+        return CertificateArchive(made / FOLDER_NAME)
 
     def targets(self) -> list[Target]:
         """The instances whose logs are collected: the one of this data folder."""

@@ -1,4 +1,4 @@
-"""One round of the collector: every instance, then the counts, then what is too old to keep."""
+"""One round of the collector: every log, the counts, certificates, and what is too old to keep."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable
 import msgspec
 
 from kvrun.audit.segment import replace_file
+from kvrun.control.alerts import AlertKind
 from kvrun.control.collector import Collector, CollectOutcome, CollectReport
 from kvrun.control.counters import Counting
 from kvrun.control.plane import ControlPlane
@@ -16,18 +17,26 @@ from kvrun.control.retention import Pruned, Retention
 _PRUNE_EVERY_S = 3600.0
 
 
+class CertificatesReport(msgspec.Struct, frozen=True, kw_only=True):
+    """How many certificates were stored now, and what was wrong with others, in words."""
+
+    stored: int = 0
+    problems: list[str] = []
+
+
 class RoundReport(msgspec.Struct, frozen=True, kw_only=True):
     """What one round did."""
 
     logs: list[CollectReport]
     findings: list[Finding] = []
+    certificates: CertificatesReport = CertificatesReport()
     pruned: list[Pruned] = []
 
 
 def run_round(
     plane: ControlPlane, *, reason: str, count: Callable[[], Sample] | None = None
 ) -> RoundReport:
-    """Collect, reconcile and prune once, alone on the control plane's folder.
+    """Collect, reconcile, store certificates and prune once, alone on the control plane's folder.
 
     ``count`` reads the counters of engine and gateway; without it nothing is compared.
 
@@ -42,7 +51,27 @@ def run_round(
             logs.append(report)
             if counting is not None and report.outcome in _READ:
                 findings += counting.compare(report)
-        return RoundReport(logs=logs, findings=findings, pruned=_prune(plane, collector))
+        return RoundReport(
+            logs=logs,
+            findings=findings,
+            certificates=_store_certificates(plane),
+            pruned=_prune(plane, collector),
+        )
+
+
+def _store_certificates(plane: ControlPlane) -> CertificatesReport:
+    done = plane.certificates().take(plane.archive, plane.now)
+    deployment = plane.config.deployment
+    whose = (deployment.workspace, deployment.name)
+    logs = (item for item in plane.memory.all() if (item.workspace, item.deployment) == whose)
+    log = next(logs, None)
+    for problem in done.problems if log is not None else ():
+        plane.alarm.warn(
+            AlertKind.STORED_DIFFERS, log, problem.detail, problem.files, about=problem.name
+        )
+    return CertificatesReport(
+        stored=done.stored, problems=[problem.detail for problem in done.problems]
+    )
 
 
 def _prune(plane: ControlPlane, collector: Collector) -> list[Pruned]:

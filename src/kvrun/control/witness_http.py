@@ -2,6 +2,7 @@
 
 import asyncio
 import ssl
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,13 +29,19 @@ class HttpLimits:
     ca_file: Path | None = None
 
 
-def post(url: str, body: bytes, media_type: str, limits: HttpLimits) -> Answer:
+def post(
+    url: str,
+    body: bytes,
+    media_type: str,
+    limits: HttpLimits,
+    headers: Mapping[str, str] | None = None,
+) -> Answer:
     """Send ``body`` and read the answer. Blocks; must not be called in a running event loop.
 
     Raises WitnessUnavailableError for anything but a whole answer within the limits.
     """
     try:
-        return asyncio.run(_post(url, body, media_type, limits))
+        return asyncio.run(_post(url, body, media_type, limits, headers or {}))
     except TimeoutError:
         raise WitnessUnavailableError(
             f"{url} gave no whole answer within {limits.timeout_s:g} s"
@@ -43,7 +50,9 @@ def post(url: str, body: bytes, media_type: str, limits: HttpLimits) -> Answer:
         raise WitnessUnavailableError(f"{url} cannot be asked: {error}") from None
 
 
-async def _post(url: str, body: bytes, media_type: str, limits: HttpLimits) -> Answer:
+async def _post(
+    url: str, body: bytes, media_type: str, limits: HttpLimits, headers: Mapping[str, str]
+) -> Answer:
     context: ssl.SSLContext | bool = True
     if limits.ca_file is not None and url.startswith("https:"):
         context = ssl.create_default_context(cafile=str(limits.ca_file))
@@ -53,7 +62,7 @@ async def _post(url: str, body: bytes, media_type: str, limits: HttpLimits) -> A
         session.post(
             url,
             data=body,
-            headers={"Content-Type": media_type, "Accept-Encoding": "identity"},
+            headers={"Content-Type": media_type, "Accept-Encoding": "identity", **headers},
             allow_redirects=False,
             ssl=context,
         ) as answer,

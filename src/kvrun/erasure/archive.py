@@ -46,12 +46,18 @@ class CertificateArchive:
         except FileNotFoundError:
             return None
 
+    def ids(self) -> list[str]:
+        """The ids of all certificates that are there, in order."""
+        paths = self.folder.glob("*.json") if self.folder.is_dir() else []
+        return sorted(path.stem for path in paths if _ID.fullmatch(path.stem))
+
     def statements(self) -> Iterator[ErasureStatement]:
         """What the certificates state, oldest first; files that are none are passed over."""
         found = []
-        for path in sorted(self.folder.glob("*.json")) if self.folder.is_dir() else []:
+        for certificate_id in self.ids():
             try:
-                found.append(decode_statement(payload_of(parse_certificate(path.read_bytes()))))
+                data = self.path(certificate_id).read_bytes()
+                found.append(decode_statement(payload_of(parse_certificate(data))))
             except (CertificateFormatError, OSError):
                 continue
         yield from sorted(found, key=lambda statement: statement.issued_at)

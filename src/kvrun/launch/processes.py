@@ -11,7 +11,8 @@ from kvrun.launch.secrets import Launch
 from kvrun.launch.supervisor import TOKEN_FD_VARIABLE, ChildSpec
 
 INSTANCE, ENGINE, GATEWAY, COLLECTOR = "instance", "engine", "gateway", "collector"
-_COLLECTOR_AGAIN_S = 60.0
+CONTROL = "control"
+_AGAIN_S = 60.0
 
 
 def instance_command(config_file: Path) -> list[str]:
@@ -85,7 +86,23 @@ def collector_spec(
         command=(sys.executable, *command),
         environment=_own_environment(config, environment),
         ready=lambda: True,
-        restart_after_s=_COLLECTOR_AGAIN_S,
+        restart_after_s=_AGAIN_S,
+    )
+
+
+def control_spec(
+    config: KvrunConfig, config_file: Path, environment: Mapping[str, str]
+) -> ChildSpec:
+    """The control plane: nobody waits for it, and its end ends nothing else.
+
+    The deployments that it makes are not its children; they go on when this one stops.
+    """
+    return ChildSpec(
+        name=CONTROL,
+        command=(sys.executable, "-m", "kvrun", "control", "--config", str(config_file)),
+        environment=_own_environment(config, environment),
+        ready=lambda: True,
+        restart_after_s=_AGAIN_S,
     )
 
 
