@@ -23,6 +23,7 @@ LAYERS = (
     {"gateway"},
     {"control"},
     {"launch"},
+    {"deployments"},
     {"demo", "bench"},
     {"cli"},
     {"__main__"},

@@ -1,0 +1,59 @@
+"""Errors of deployments."""
+
+from kvrun.errors import KvrunError
+
+
+class DeploymentNotFoundError(KvrunError):
+    """There is no such deployment."""
+
+    exit_code = 3
+    status = 404
+
+
+class SpecError(KvrunError):
+    """What was asked for cannot be a deployment."""
+
+    exit_code = 2
+    status = 422
+
+
+class NameTakenError(KvrunError):
+    """The workspace has a deployment of that name."""
+
+    exit_code = 2
+    status = 409
+
+
+class WrongStateError(KvrunError):
+    """The deployment is in a state in which that cannot be done."""
+
+    exit_code = 3
+    status = 409
+
+
+class NotOursError(KvrunError):
+    """Somebody else runs the deployment: it is not for the control plane to start or stop."""
+
+    exit_code = 3
+    status = 409
+
+
+class SharedGpuError(KvrunError):
+    """Other processes use a GPU of the deployment, or nobody can tell."""
+
+    exit_code = 3
+    status = 409
+
+
+class AttachTokenError(KvrunError):
+    """The token is unknown, was used, or is too old; which of them is not said."""
+
+    exit_code = 3
+    status = 403
+
+
+class TenantImportError(KvrunError):
+    """A list of tenants cannot be taken in; nothing of it was."""
+
+    exit_code = 2
+    status = 422
