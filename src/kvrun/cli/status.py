@@ -1,6 +1,5 @@
 """``kvrun status``: what runs on a data folder."""
 
-from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -17,7 +16,6 @@ from kvrun.cli.options import (
     read_config,
     table,
 )
-from kvrun.cli.up import RunningState
 from kvrun.cli.witness_choice import witness_line
 from kvrun.config import KvrunConfig
 from kvrun.config.values import size_text
@@ -27,6 +25,7 @@ from kvrun.errors import KvrunError
 from kvrun.launch.admin import ask_daemon
 from kvrun.launch.processes import engine_url, gateway_url
 from kvrun.launch.readiness import http_answers
+from kvrun.launch.running import read_running
 
 
 def status(config_file: ConfigFile = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
@@ -50,7 +49,7 @@ def status(config_file: ConfigFile = DEFAULT_CONFIG, as_json: AsJson = False) ->
 
 def collect(config: KvrunConfig) -> dict[str, Any]:
     """Everything that ``status`` shows, as plain values."""
-    running = read_state(config)
+    running = read_running(config.layout)
     instance: dict[str, Any] = {"ready": False}
     try:
         instance = {"ready": True, **msgspec.json.decode(ask_daemon(config, "status"))}
@@ -95,13 +94,6 @@ def _collected(config: KvrunConfig) -> dict[str, Any]:
             for item in logs
         ],
     }
-
-
-def read_state(config: KvrunConfig) -> RunningState | None:
-    """What the running ``kvrun up`` noted, or None."""
-    with suppress(OSError, msgspec.DecodeError):
-        return msgspec.json.decode(config.layout.state.read_bytes(), type=RunningState)
-    return None
 
 
 def _print(answer: dict[str, Any], witnesses: str) -> None:

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
 from rich.console import Console
 from rich.live import Live
@@ -35,7 +34,8 @@ from kvrun.launch.processes import (
     instance_spec,
 )
 from kvrun.launch.readiness import AddressInUseError, require_free
-from kvrun.launch.secrets import Launch, prepare_run_folder, remove_files, write_private
+from kvrun.launch.running import RunningState, note_running
+from kvrun.launch.secrets import Launch, prepare_run_folder, remove_files
 from kvrun.launch.supervisor import ChildState, StopRequestedError, Supervisor
 
 
@@ -43,17 +43,6 @@ class AlreadyUpError(KvrunError):
     """Another ``kvrun up`` works on the same data folder."""
 
     exit_code = 3
-
-
-class RunningState(msgspec.Struct, frozen=True):
-    """What ``kvrun status`` needs to know of a running ``kvrun up``."""
-
-    pid: int
-    processes: dict[str, int]
-    gateway_url: str
-    engine_url: str
-    model: str
-    started_at: float
 
 
 def up(
@@ -140,7 +129,7 @@ def write_state(config: KvrunConfig, supervisor: Supervisor) -> None:
         model=config.deployment.served_model_name or config.deployment.model,
         started_at=time.time(),
     )
-    write_private(config.layout.state, msgspec.json.encode(state).decode("ascii", "replace"))
+    note_running(config.layout, state)
 
 
 def _start_control(

@@ -1,0 +1,34 @@
+"""What a running ``kvrun up`` notes of itself in its run folder."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import msgspec
+
+from kvrun.config import DataLayout
+from kvrun.launch.secrets import write_private
+
+
+class RunningState(msgspec.Struct, frozen=True):
+    """Which processes run. ``pid`` is the one of ``kvrun up``; the note is there once all are
+    ready."""
+
+    pid: int
+    processes: dict[str, int]
+    gateway_url: str
+    engine_url: str
+    model: str
+    started_at: float
+
+
+def note_running(layout: DataLayout, state: RunningState) -> None:
+    """Write the note, readable by this user only."""
+    write_private(layout.state, msgspec.json.encode(state).decode("ascii", "replace"))
+
+
+def read_running(layout: DataLayout) -> RunningState | None:
+    """The note of the ``kvrun up`` that runs, or None."""
+    with suppress(OSError, msgspec.DecodeError):
+        return msgspec.json.decode(layout.state.read_bytes(), type=RunningState)
+    return None
