@@ -12,7 +12,7 @@ import kvrun
 SOURCE = Path(__file__).parents[1] / "src" / "kvrun"
 LAYERS = (
     {"durable", "errors", "filelock", "memlock", "process"},
-    {"models", "config", "storage"},
+    {"models", "config", "storage", "state"},
     {"seal", "audit"},
     {"claims"},
     {"keys"},
@@ -23,7 +23,7 @@ LAYERS = (
     {"gateway"},
     {"control"},
     {"launch"},
-    {"deployments"},
+    {"accounts", "deployments"},
     {"demo", "bench"},
     {"cli"},
     {"__main__"},

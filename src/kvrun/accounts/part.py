@@ -1,0 +1,99 @@
+"""What every part of :class:`kvrun.accounts.Accounts` works with."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from sqlalchemy.orm import Session
+
+from kvrun.accounts.actor import Actor
+from kvrun.accounts.events import AccessEvent, AccessEventKind, OnEvent, ignore
+from kvrun.accounts.tokens import RandomBytes
+from kvrun.state.database import Database
+
+
+@dataclass(frozen=True, slots=True)
+class SignInLimits:
+    """How long a sign-in lasts: without being used, and at all."""
+
+    idle_s: int = 3600
+    absolute_s: int = 12 * 3600
+
+
+class Change:
+    """A transaction and the events that belong to it."""
+
+    def __init__(self, session: Session, now: int) -> None:
+        self.session = session
+        self.now = now
+        self.events: list[AccessEvent] = []
+
+    def note(
+        self,
+        kind: AccessEventKind,
+        actor: Actor | None,
+        workspace_id: str | None,
+        subject: str,
+        detail: str = "",
+        *,
+        alert: bool = False,
+    ) -> None:
+        """Tell of it when the transaction is about to commit."""
+        self.events.append(
+            AccessEvent(
+                kind,
+                self.now,
+                actor_id=actor.id if actor else "",
+                actor_kind=actor.kind if actor else None,
+                workspace_id=workspace_id,
+                subject=subject,
+                detail=detail,
+                alert=alert,
+            )
+        )
+
+
+class Part:
+    """The database, the clock, randomness and who is told.
+
+    ``on_event`` is called before a change commits: what it cannot put on record (it raises) does
+    not happen. It must not write to this database. ``after_event`` is called once the change
+    holds; there the gateways' key files are brought up to date and alerts are stored.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        now: Callable[[], float],
+        random_bytes: RandomBytes,
+        on_event: OnEvent = ignore,
+        *,
+        after_event: OnEvent = ignore,
+        limits: SignInLimits | None = None,
+        owner_link: Path | None = None,
+    ) -> None:
+        self._database = database
+        self._now = now
+        self._random_bytes = random_bytes
+        self._on_event = on_event
+        self._after_event = after_event
+        self._limits = limits or SignInLimits()
+        self._owner_link = owner_link
+
+    @contextmanager
+    def _changing(self) -> Iterator[Change]:
+        """One transaction; its events are told before it commits, and again afterwards."""
+        with self._database.transaction() as session:
+            change = Change(session, int(self._now()))
+            yield change
+            session.flush()
+            for event in change.events:
+                self._on_event(event)
+        for event in change.events:
+            self._after_event(event)
+
+    def _tell(self, event: AccessEvent) -> None:
+        """Tell of something that changed nothing."""
+        self._on_event(event)
+        self._after_event(event)

@@ -1,0 +1,1 @@
+"""Migrations of the control plane's database, run by ``kvrun.state.upgrade``."""
