@@ -3,6 +3,9 @@
 from kvrun.accounts.accounts import Accounts
 from kvrun.accounts.actor import Actor, ActorKind, Role, Scope
 from kvrun.accounts.events import AccessEvent, AccessEventKind
+from kvrun.accounts.oidc import OidcClient, OidcIdentity, OidcSettings
+from kvrun.accounts.oidc_sign_ins import OidcStart
+from kvrun.accounts.owner_link import write_owner_link
 from kvrun.accounts.part import SignInLimits
 from kvrun.accounts.permissions import Permission, may, require
 from kvrun.accounts.records import (
@@ -25,6 +28,10 @@ __all__ = [
     "Approval",
     "KeyRecord",
     "Member",
+    "OidcClient",
+    "OidcIdentity",
+    "OidcSettings",
+    "OidcStart",
     "Permission",
     "Role",
     "Scope",
@@ -34,4 +41,5 @@ __all__ = [
     "Workspace",
     "may",
     "require",
+    "write_owner_link",
 ]

@@ -4,6 +4,7 @@ from sqlalchemy import Select, select
 from sqlalchemy.orm import Session
 
 from kvrun.accounts.actor import Actor, ActorKind, Role
+from kvrun.accounts.checks import check_deployment_id
 from kvrun.accounts.errors import (
     ApprovalNeededError,
     ConflictError,
@@ -50,6 +51,7 @@ class Approvals(Part):
         require(actor, Permission.ERASE_WIDE, workspace_id)
         if not 1 <= len(plan) <= MAX_PLAN_CHARS or not 1 <= len(operation) <= 64:
             raise InvalidError(f"plan must be 1 to {MAX_PLAN_CHARS} characters, operation 1 to 64")
+        check_deployment_id(deployment_id)
         if actor.person is None:
             raise ForbiddenError("nobody answers for whoever asks")
         with self._changing() as change:

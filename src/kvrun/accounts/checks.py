@@ -32,3 +32,10 @@ def check_email(value: str) -> str:
     ):
         raise InvalidError("email must be an address such as name@example.com")
     return value.lower()
+
+
+def check_deployment_id(value: str | None) -> str | None:
+    """A deployment's id as callers name it: 1 to 128 printable ASCII characters, or none."""
+    if value is not None and not re.fullmatch(r"[\x21-\x7e]{1,128}", value):
+        raise InvalidError("deployment_id must be 1 to 128 printable ASCII characters")
+    return value

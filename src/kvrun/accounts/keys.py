@@ -7,7 +7,7 @@ from sqlalchemy import or_, select
 from sqlalchemy.orm import Session
 
 from kvrun.accounts.actor import Actor, ActorKind, Role, Scope
-from kvrun.accounts.checks import check_name
+from kvrun.accounts.checks import check_deployment_id, check_name
 from kvrun.accounts.errors import (
     ConflictError,
     ForbiddenError,
@@ -57,6 +57,7 @@ class Keys(Part):
         require(actor, Permission.KEYS, workspace_id)
         wanted = frozenset(scopes)
         check_name(name, "the API key's name")
+        check_deployment_id(deployment_id)
         if not wanted:
             raise InvalidError("an API key needs a scope", hint=f"Scopes: {', '.join(Scope)}.")
         with self._changing() as change:

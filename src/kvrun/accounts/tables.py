@@ -95,7 +95,7 @@ class ApiKeyRow(Base):
 
     id: Mapped[str] = mapped_column(String(32), primary_key=True)
     workspace_id: Mapped[str] = mapped_column(ForeignKey("workspaces.id"))
-    deployment_id: Mapped[str | None] = mapped_column(String(64), index=True)
+    deployment_id: Mapped[str | None] = mapped_column(String(128), index=True)
     name: Mapped[str] = mapped_column(String(128))
     sha256: Mapped[str] = mapped_column(String(64), unique=True)
     scopes: Mapped[str] = mapped_column(String(200))
@@ -154,7 +154,7 @@ class ApprovalRow(Base):
 
     id: Mapped[str] = mapped_column(String(32), primary_key=True)
     workspace_id: Mapped[str] = mapped_column(ForeignKey("workspaces.id"), index=True)
-    deployment_id: Mapped[str | None] = mapped_column(String(64))
+    deployment_id: Mapped[str | None] = mapped_column(String(128))
     operation: Mapped[str] = mapped_column(String(64))
     plan: Mapped[str] = mapped_column(String(200))
     asked_by: Mapped[str] = mapped_column(String(32))
