@@ -15,6 +15,7 @@ from rich.table import Table
 
 from kvrun.cli.options import DEFAULT_CONFIG, ConfigFile, console, read_config, table
 from kvrun.cli.root_probe import warning_of_running
+from kvrun.cli.sign_in import sign_in_line
 from kvrun.config import DataLayout, KvrunConfig
 from kvrun.errors import KvrunError
 from kvrun.filelock import FileTakenError, hold_file
