@@ -8,6 +8,7 @@ from kvrun.claims.claim import Claim, ClaimSigner, encode_base64url
 from kvrun.gateway.apikeys import SCOPE_INFERENCE
 from kvrun.gateway.auth import Authenticator
 from kvrun.gateway.body import check_body, stamp_body
+from kvrun.gateway.draining import Drain
 from kvrun.gateway.errors import GatewayError
 from kvrun.gateway.identity import (
     Identity,
@@ -59,8 +60,10 @@ class Admission:
         claim_lifetime_s: int,
         now: Callable[[], float],
         random_bytes: Callable[[int], bytes],
+        drain: Drain,
     ) -> None:
         self._policy = policy
+        self._drain = drain
         self._authenticator = authenticator
         self._directory = directory
         self._signer = signer
@@ -83,6 +86,7 @@ class Admission:
         self, route: Route, caller: Caller, raw_body: bytes, request_id: str
     ) -> Admitted:
         """The stamped request. Raises GatewayError, or the daemon's refusal (KvrunError)."""
+        self._drain.check()
         body = parse_object(raw_body)
         checked = check_body(route, body)
         identity = resolve_identity(

@@ -15,6 +15,7 @@ from kvrun.config.gateway import GatewaySettings, JwtSettings
 from kvrun.gateway.admission import Admission
 from kvrun.gateway.apikeys_file import WatchedApiKeys
 from kvrun.gateway.auth import Authenticator
+from kvrun.gateway.draining import Drain
 from kvrun.gateway.errors import GatewayConfigError
 from kvrun.gateway.identity import identity_policy
 from kvrun.gateway.jwt import JwksFetch, JwtVerifier, file_fetch
@@ -76,6 +77,7 @@ class GatewayParts:
             claim_lifetime_s=settings.claim_lifetime_s,
             now=time.time,
             random_bytes=os.urandom,
+            drain=Drain(settings.state_dir),
         )
 
     def on_invalidated(self, tenant: str, session: str) -> None:
