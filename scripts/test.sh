@@ -8,6 +8,7 @@ need=()
 for pair in nginx:nginx-light chromium:chromium jq:jq softhsm2-util:softhsm2 gcc:gcc g++:g++ git:git openssl:openssl; do
   command -v "${pair%%:*}" >/dev/null || [[ -x /usr/sbin/${pair%%:*} ]] || need+=("${pair##*:}")
 done
+compgen -G "/usr/lib/postgresql/*/bin/postgres" >/dev/null || need+=(postgresql)
 names=
 markers="not long"
 if ((${#need[@]})) && [[ $(id -u) == 0 ]] && command -v apt-get >/dev/null; then
@@ -34,6 +35,10 @@ for package in "${need[@]}"; do
     git | openssl)
       names="${names:+$names and }not witness"
       echo "left out: tests with witness in their name (install $package to run them)"
+      ;;
+    postgresql)
+      names="${names:+$names and }not postgresql"
+      echo "left out: tests with postgresql in their name (install postgresql to run them)"
       ;;
     jq)
       names="${names:+$names and }not jq"
