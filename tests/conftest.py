@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from support.postgres import database_url, postgresql_cluster  # noqa: F401  fixtures
+
 # What is proven must not depend on how busy the machine is.
 settings.register_profile("kvrun", deadline=None)
 settings.load_profile("kvrun")

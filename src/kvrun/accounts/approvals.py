@@ -4,12 +4,11 @@ from sqlalchemy import Select, select
 from sqlalchemy.orm import Session
 
 from kvrun.accounts.actor import Actor, ActorKind, Role
-from kvrun.accounts.checks import check_deployment_id
+from kvrun.accounts.checks import check_deployment_id, check_word, is_id
 from kvrun.accounts.errors import (
     ApprovalNeededError,
     ConflictError,
     ForbiddenError,
-    InvalidError,
     NotFoundError,
 )
 from kvrun.accounts.events import AccessEventKind
@@ -49,8 +48,8 @@ class Approvals(Part):
         Raises NotFoundError, ForbiddenError, InvalidError, ConflictError (too many wait).
         """
         require(actor, Permission.ERASE_WIDE, workspace_id)
-        if not 1 <= len(plan) <= MAX_PLAN_CHARS or not 1 <= len(operation) <= 64:
-            raise InvalidError(f"plan must be 1 to {MAX_PLAN_CHARS} characters, operation 1 to 64")
+        check_word(plan, "plan", MAX_PLAN_CHARS)
+        check_word(operation, "operation", 64)
         check_deployment_id(deployment_id)
         if actor.person is None:
             raise ForbiddenError("nobody answers for whoever asks")
@@ -119,6 +118,9 @@ class Approvals(Part):
         NotFoundError.
         """
         require(actor, Permission.ERASE_WIDE, workspace_id)
+        check_word(plan, "plan", MAX_PLAN_CHARS)
+        check_word(operation, "operation", 64)
+        check_deployment_id(deployment_id)
         with self._changing() as change:
             if not _has_second(change.session, actor, workspace_id):
                 change.note(
@@ -158,9 +160,8 @@ class Approvals(Part):
                 hint="API keys and the local owner are nobody's second person.",
             )
         with self._changing() as change:
-            row = change.session.scalar(
-                select(ApprovalRow).where(ApprovalRow.id == approval_id).with_for_update()
-            )
+            query = select(ApprovalRow).where(ApprovalRow.id == approval_id).with_for_update()
+            row = change.session.scalar(query) if is_id(approval_id) else None
             if row is None or row.workspace_id != workspace_id:
                 raise NotFoundError("there is no such approval")
             if agreed and row.person_id == actor.person:

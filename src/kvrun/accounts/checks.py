@@ -35,7 +35,19 @@ def check_email(value: str) -> str:
 
 
 def check_deployment_id(value: str | None) -> str | None:
-    """A deployment's id as callers name it: 1 to 128 printable ASCII characters, or none."""
-    if value is not None and not re.fullmatch(r"[\x21-\x7e]{1,128}", value):
-        raise InvalidError("deployment_id must be 1 to 128 printable ASCII characters")
+    """A deployment's id as callers name it, or none."""
+    return None if value is None else check_word(value, "deployment_id", 128)
+
+
+def is_id(value: str) -> bool:
+    """Whether it could be an id of ours; nothing else is looked up in the database."""
+    return re.fullmatch(r"[a-z0-9-]{1,32}", value) is not None
+
+
+def check_word(value: str, field: str, max_chars: int) -> str:
+    """A word for programs: printable ASCII without spaces."""
+    if not re.fullmatch(r"[\x21-\x7e]+", value) or len(value) > max_chars:
+        raise InvalidError(
+            f"{field} must be 1 to {max_chars} printable ASCII characters without spaces"
+        )
     return value

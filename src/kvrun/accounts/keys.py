@@ -7,7 +7,7 @@ from sqlalchemy import or_, select
 from sqlalchemy.orm import Session
 
 from kvrun.accounts.actor import Actor, ActorKind, Role, Scope
-from kvrun.accounts.checks import check_deployment_id, check_name
+from kvrun.accounts.checks import check_deployment_id, check_name, is_id
 from kvrun.accounts.errors import (
     ConflictError,
     ForbiddenError,
@@ -237,7 +237,8 @@ def _holder(
             return _Holder(None, actor.id, actor.roles[workspace_id])
         return _Holder(actor.person, None, actor.roles[workspace_id])
     require(actor, Permission.MEMBERS, workspace_id)
-    account = session.get(ServiceAccountRow, service_account_id)
+    known = is_id(service_account_id)
+    account = session.get(ServiceAccountRow, service_account_id) if known else None
     if account is None or account.workspace_id != workspace_id or account.deleted_at is not None:
         raise NotFoundError("there is no such service account")
     return _Holder(None, account.id, Role(account.role))
@@ -264,7 +265,8 @@ def _bounded_expiry(change: Change, actor: Actor, expires_at: int | None) -> int
 
 def _find(session: Session, actor: Actor, workspace_id: str, key_id: str) -> ApiKeyRow:
     """A key that the actor may change. Raises NotFoundError, ForbiddenError."""
-    row = session.scalar(select(ApiKeyRow).where(ApiKeyRow.id == key_id).with_for_update())
+    query = select(ApiKeyRow).where(ApiKeyRow.id == key_id).with_for_update()
+    row = session.scalar(query) if is_id(key_id) else None
     if row is None or row.workspace_id != workspace_id:
         raise NotFoundError("there is no such API key")
     if actor.kind is ActorKind.SERVICE:

@@ -6,7 +6,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from kvrun.accounts.actor import Actor, ActorKind, Role
-from kvrun.accounts.checks import check_email, check_name
+from kvrun.accounts.checks import check_email, check_name, is_id
 from kvrun.accounts.errors import ConflictError, InvalidError, NotFoundError
 from kvrun.accounts.events import AccessEventKind
 from kvrun.accounts.part import Change, Part
@@ -165,7 +165,8 @@ class Members(Part):
         require(actor, Permission.MEMBERS, workspace_id)
         with self._changing() as change:
             locked_workspace(change.session, workspace_id)
-            row = change.session.get(ServiceAccountRow, account_id)
+            known = is_id(account_id)
+            row = change.session.get(ServiceAccountRow, account_id) if known else None
             if row is None or row.workspace_id != workspace_id or row.deleted_at is not None:
                 raise NotFoundError("there is no such service account")
             row.deleted_at = change.now
@@ -230,7 +231,8 @@ def remove(change: Change, actor: Actor | None, member: MemberRow) -> None:
 
 
 def _find(session: Session, workspace_id: str, user_id: str) -> MemberRow:
-    member = session.get(MemberRow, (workspace_id, user_id))
+    known = is_id(user_id)
+    member = session.get(MemberRow, (workspace_id, user_id)) if known else None
     if member is None:
         raise NotFoundError("there is no such member")
     return member

@@ -7,6 +7,7 @@ this very sign-in.
 
 import base64
 import hashlib
+import re
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -146,8 +147,8 @@ class OidcClient:
         if (several or party is not None) and party != self._settings.client_id:
             raise _not_believed("it was made for another client")
         subject = claims["sub"]
-        if not isinstance(subject, str) or not 1 <= len(subject) <= 255:
-            raise _not_believed("its subject is empty or too long")
+        if not isinstance(subject, str) or not re.fullmatch(r"[\x20-\x7e]{1,255}", subject):
+            raise _not_believed("its subject is not 1 to 255 ASCII characters")
         return OidcIdentity(
             issuer=provider.issuer,
             subject=subject,

@@ -1,6 +1,7 @@
 """A sign-in's way through the identity provider and back, and who it turns out to be."""
 
 import hmac
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -73,7 +74,7 @@ class OidcSignIns(SignIns):
         """
         try:
             flow = self._taken_flow(browser_token, state)
-            if not 1 <= len(code) <= 4096:
+            if not re.fullmatch(r"[\x20-\x7e]{1,4096}", code):
                 raise SignInError("the identity provider's answer has no code")
             identity = client.finish(code, nonce=flow[0], verifier=flow[1], issuer=issuer)
             return self._sign_in(

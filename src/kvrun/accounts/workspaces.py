@@ -4,7 +4,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from kvrun.accounts.actor import Actor, ActorKind, Role
-from kvrun.accounts.checks import check_name, check_workspace_name
+from kvrun.accounts.checks import check_name, check_workspace_name, is_id
 from kvrun.accounts.errors import ConflictError, ForbiddenError, NotFoundError
 from kvrun.accounts.events import AccessEventKind
 from kvrun.accounts.part import Change, Part
@@ -30,11 +30,12 @@ class Workspaces(Part):
 
         Raises ConflictError when it was deleted: its name is not given again.
         """
+        check_name(name, "the workspace")
         with self._changing() as change:
             row = change.session.scalar(select(WorkspaceRow).where(WorkspaceRow.name == name))
             if row is None:
                 account = self._account(change, DEFAULT_ACCOUNT)
-                row = self._make_workspace(change, None, account, check_name(name, "the workspace"))
+                row = self._make_workspace(change, None, account, name)
             if row.deleted_at is not None:
                 raise _taken(name)
             return _workspace(row)
@@ -127,10 +128,11 @@ class Workspaces(Part):
     def create_account(self, actor: Actor, name: str) -> Account:
         """A new account; only the local owner can. Raises ForbiddenError, ConflictError."""
         _require_local_owner(actor)
+        check_name(name, "the account")
         with self._changing() as change:
             if change.session.scalar(select(AccountRow.id).where(AccountRow.name == name)):
                 raise ConflictError("there is, or was, an account of that name")
-            row = self._account(change, check_name(name, "the account"), actor)
+            row = self._account(change, name, actor)
             return _account(row)
 
     def list_accounts(self, actor: Actor) -> list[Account]:
@@ -149,9 +151,8 @@ class Workspaces(Part):
         """
         _require_local_owner(actor)
         with self._changing() as change:
-            row = change.session.scalar(
-                select(AccountRow).where(AccountRow.id == account_id).with_for_update()
-            )
+            query = select(AccountRow).where(AccountRow.id == account_id).with_for_update()
+            row = change.session.scalar(query) if is_id(account_id) else None
             if row is None:
                 raise NotFoundError("there is no such account")
             left = select(WorkspaceRow.id).where(
@@ -175,7 +176,8 @@ class Workspaces(Part):
             owned = [place for place, role in actor.roles.items() if role is Role.OWNER]
             mine = select(WorkspaceRow.account_id).where(WorkspaceRow.id.in_(owned))
             query = query.where(AccountRow.id.in_(mine))
-        row = change.session.scalar(query.limit(1).with_for_update())
+        known = account_id is None or is_id(account_id)
+        row = change.session.scalar(query.limit(1).with_for_update()) if known else None
         if row is not None:
             return row
         if account_id is not None:

@@ -50,7 +50,7 @@ class Database:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._reading = engine.execution_options(**{_READ_ONLY: True})
+        self._reading = engine.execution_options(kvrun_read_only=True)
 
     @classmethod
     def open(cls, url: str) -> Self:
@@ -63,7 +63,7 @@ class Database:
         if parsed.get_backend_name() == "sqlite":
             engine = _sqlite(parsed)
         else:
-            engine = create_engine(parsed, pool_pre_ping=True, hide_parameters=True)
+            engine = _postgresql(parsed)
         database = cls(engine)
         try:
             with engine.begin() as connection:
@@ -113,6 +113,16 @@ def _parse(url: str) -> URL:
     return parsed
 
 
+def _postgresql(url: URL) -> Engine:
+    try:
+        return create_engine(url, pool_pre_ping=True, hide_parameters=True)
+    except ImportError:
+        raise DatabaseError(
+            "the driver for PostgreSQL is not installed",
+            hint="Run: pip install 'kvrun[postgresql]'",
+        ) from None
+
+
 def _sqlite(url: URL) -> Engine:
     path = Path(url.database or "")
     try:
@@ -146,7 +156,7 @@ def _prepare(connection: DBAPIConnection, _entry: ConnectionPoolEntry) -> None:
 
 def _begin(connection: Connection) -> None:
     """Begin by hand: Python's driver begins late, and a reader that turns writer can only fail."""
-    reading = connection.get_execution_options().get(_READ_ONLY, False)
+    reading = connection.get_execution_options().get("kvrun_read_only", False)
     connection.exec_driver_sql("BEGIN" if reading else "BEGIN IMMEDIATE")
 
 
@@ -160,5 +170,4 @@ def _reason(error: SQLAlchemyError) -> str:
     return str(cause).strip().splitlines()[0][:300] if str(cause).strip() else type(cause).__name__
 
 
-_READ_ONLY = "kvrun_read_only"
 _ALLOWED = "Allowed are sqlite:///PATH and postgresql+psycopg://USER@HOST/NAME."
