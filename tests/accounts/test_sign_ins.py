@@ -9,6 +9,7 @@ from accounts_rig import ABSOLUTE_S, IDLE_S, Site
 
 from kvrun.accounts import AccessEventKind, ActorKind, Role, write_owner_link
 from kvrun.accounts.errors import AccountsError, ForbiddenError, UnauthenticatedError
+from kvrun.accounts.part import MAX_FAILURES_A_MINUTE
 
 
 def test_a_sign_in_ends_when_nobody_uses_it(site: Site) -> None:
@@ -162,3 +163,15 @@ def test_events_name_people_by_id_only(site: Site) -> None:
     with pytest.raises(ForbiddenError):
         site.sign_in("mallory")
     assert not any("@" in repr(event) or "mallory" in repr(event) for event in site.events)
+
+
+def test_failed_sign_ins_do_not_fill_the_log(local_site: Site) -> None:
+    for _ in range(3 * MAX_FAILURES_A_MINUTE):
+        with pytest.raises(UnauthenticatedError):
+            local_site.accounts.claim_owner_link("wrong")
+    assert len(local_site.events) == MAX_FAILURES_A_MINUTE
+    assert local_site.events[-1].detail.endswith("are left out")
+    local_site.now += 60
+    with pytest.raises(UnauthenticatedError):
+        local_site.accounts.claim_owner_link("wrong")
+    assert len(local_site.events) == MAX_FAILURES_A_MINUTE + 1

@@ -10,7 +10,6 @@ from sqlalchemy.orm import Session
 
 from kvrun.accounts.actor import Role
 from kvrun.accounts.errors import ForbiddenError, SignInError
-from kvrun.accounts.events import AccessEvent, AccessEventKind
 from kvrun.accounts.members import sync_groups
 from kvrun.accounts.oidc import OidcClient, OidcIdentity, roles_by_group
 from kvrun.accounts.part import Change
@@ -81,13 +80,7 @@ class OidcSignIns(SignIns):
                 identity, roles_by_group(identity.groups, roles, first_workspace), previous
             )
         except (SignInError, ForbiddenError) as error:
-            self._tell(
-                AccessEvent(
-                    AccessEventKind.SIGN_IN_FAILED,
-                    int(self._now()),
-                    detail=f"{METHOD}: {error.message}",
-                )
-            )
+            self._tell_failure(f"{METHOD}: {error.message}")
             raise
 
     def _taken_flow(self, browser_token: str, state: str) -> tuple[str, str]:

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from sqlalchemy import select
-from sqlalchemy.exc import IntegrityError
 
-from kvrun.accounts.errors import AccountsError, UnauthenticatedError
-from kvrun.accounts.events import AccessEvent, AccessEventKind
+from kvrun.accounts.errors import AccountsError, ConflictError, UnauthenticatedError
+from kvrun.accounts.events import AccessEventKind
 from kvrun.accounts.records import SignIn
 from kvrun.accounts.sign_ins import SignIns
 from kvrun.accounts.tables import UsedOwnerLinkRow, UserRow
@@ -47,7 +46,7 @@ class OwnerLinks(SignIns):
             self._refuse("wrong token")
         try:
             sign_in = self._claim(given, previous)
-        except IntegrityError:  # somebody else was faster with the same token
+        except ConflictError:  # somebody else was faster with the same token
             sign_in = None
         if sign_in is None:
             self._refuse("used token")
@@ -77,9 +76,7 @@ class OwnerLinks(SignIns):
             return self._open(change, owner.id, METHOD, previous)
 
     def _refuse(self, why: str) -> NoReturn:
-        self._tell(
-            AccessEvent(AccessEventKind.SIGN_IN_FAILED, int(self._now()), detail=f"{METHOD}: {why}")
-        )
+        self._tell_failure(f"{METHOD}: {why}")
         raise UnauthenticatedError(
             "the owner link is not valid",
             hint="It works once. `kvrun control owner-link` on the machine makes a new one.",

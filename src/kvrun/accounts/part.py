@@ -1,16 +1,23 @@
 """What every part of :class:`kvrun.accounts.Accounts` works with."""
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from kvrun.accounts.actor import Actor
+from kvrun.accounts.errors import ConflictError
 from kvrun.accounts.events import AccessEvent, AccessEventKind, OnEvent, ignore
 from kvrun.accounts.tokens import RandomBytes
 from kvrun.state.database import Database
+
+
+MAX_FAILURES_A_MINUTE = 60
+"""Failed sign-ins that are put on record one by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,20 +87,41 @@ class Part:
         self._after_event = after_event
         self._limits = limits or SignInLimits()
         self._owner_link = owner_link
+        self._failures_lock = threading.Lock()
+        self._failures = 0
+        self._failures_since = 0
 
     @contextmanager
     def _changing(self) -> Iterator[Change]:
-        """One transaction; its events are told before it commits, and again afterwards."""
-        with self._database.transaction() as session:
-            change = Change(session, int(self._now()))
-            yield change
-            session.flush()
-            for event in change.events:
-                self._on_event(event)
+        """One transaction; its events are told before it commits, and again afterwards.
+
+        Raises ConflictError where another one made the same row first (PostgreSQL).
+        """
+        try:
+            with self._database.transaction() as session:
+                change = Change(session, int(self._now()))
+                yield change
+                session.flush()
+                for event in change.events:
+                    self._on_event(event)
+        except IntegrityError:
+            raise ConflictError(
+                "somebody else made the same thing at the same moment", hint="Try again."
+            ) from None
         for event in change.events:
             self._after_event(event)
 
-    def _tell(self, event: AccessEvent) -> None:
-        """Tell of something that changed nothing."""
+    def _tell_failure(self, detail: str) -> None:
+        """Tell of a failed sign-in, unless too many came within a minute: anybody can cause them."""
+        now = int(self._now())
+        with self._failures_lock:
+            if now - self._failures_since >= 60:
+                self._failures_since, self._failures = now, 0
+            self._failures += 1
+            if self._failures > MAX_FAILURES_A_MINUTE:
+                return
+            if self._failures == MAX_FAILURES_A_MINUTE:
+                detail = f"{detail}; the next ones of this minute are left out"
+        event = AccessEvent(AccessEventKind.SIGN_IN_FAILED, now, detail=detail)
         self._on_event(event)
         self._after_event(event)
