@@ -32,9 +32,11 @@ class SignIns(Part):
         with self._changing() as change:
             return self._open(change, user_id, method, previous)
 
-    def actor_of(self, token: str) -> Actor:
+    def actor_of(self, token: str, *, note_use: bool = True) -> Actor:
         """Who is signed in with this token, with the roles of now.
 
+        ``note_use`` off: a page that only looks whether the sign-in still holds does not prolong
+        it.
         Raises UnauthenticatedError when nobody is, or no more.
         """
         if not 0 < len(token) <= MAX_TOKEN_CHARS:
@@ -53,7 +55,7 @@ class SignIns(Part):
                 person=user.id,
             )
             seen_at = row.seen_at
-        if now - seen_at >= NOTE_USE_EVERY_S:
+        if note_use and now - seen_at >= NOTE_USE_EVERY_S:
             with self._database.transaction() as session:
                 found = session.get(SignInRow, digest)
                 if found is not None and self._holds(found, now):
