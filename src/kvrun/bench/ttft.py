@@ -1,11 +1,11 @@
 """``kvrun bench ttft``: what the governed cache costs and saves until the first token.
 
-Three stacks of one tiny model stay up together and are asked one after the other: vLLM alone, vLLM
-with the governed cache behind the gateway, and the same with a daemon that copies instead of
-sealing. All engines get the same threads, serve in bfloat16 and are compiled, as they would be in
-use. A round sends each stack the same fresh prompt; with vLLM's own prefix cache off, sending it
-again is a reload from the memory tier. Every request is sent to a machine at rest: an engine's
-threads spin on for a while after their last token, at the cost of whoever comes next.
+Three stacks of one model stay up together and are asked one after the other: vLLM alone, vLLM with
+the governed cache behind the gateway, and the same with a daemon that copies instead of sealing.
+All engines get the same threads and are compiled, as they would be in use. A round sends each stack
+the same fresh prompt; with vLLM's own prefix cache off, sending it again is a reload from the
+memory tier. Every request is sent to a machine at rest: an engine's threads spin on for a while
+after their last token, at the cost of whoever comes next.
 """
 
 from __future__ import annotations
@@ -39,10 +39,15 @@ _VOCABULARY = range(300, 1000)
 
 @dataclass(frozen=True, slots=True)
 class TtftSettings:
-    """``tokens``: prompt lengths. ``model``: a folder or one of kvrun's names."""
+    """``tokens``: prompt lengths. ``model``: a folder or one of kvrun's names.
+
+    ``rounds`` a length; None: as many as its noise asks for.
+    """
 
     tokens: tuple[int, ...] = DEFAULT_TOKENS
     model: str = "tiny"
+    dtype: str = "bfloat16"
+    rounds: int | None = None
     seed: int = 0
 
 
@@ -66,14 +71,15 @@ def run_ttft_bench(
     with contextlib.ExitStack() as running:
         folder = Path(running.enter_context(tempfile.TemporaryDirectory(prefix="kvb-")))
         plain, governed, unsealed = (
-            running.enter_context(_running(folder / name, name, settings.model, progress))
+            running.enter_context(_running(folder / name, name, settings, progress))
             for name in ("plain", "governed", "unsealed")
         )
         for stack in (plain, governed, unsealed):
             _ask(stack, _prompt(rng, 2_000))
         for tokens in settings.tokens:
             # Short prompts are noisier and cheaper.
-            rounds = _SHORT_ROUNDS if tokens <= _SHORT_PROMPT_TOKENS else MIN_PAIRS
+            usual = _SHORT_ROUNDS if tokens <= _SHORT_PROMPT_TOKENS else MIN_PAIRS
+            rounds = settings.rounds or usual
             times = _Times()
             for number in range(rounds):
                 progress(f"{tokens} tokens, round {number + 1} of {rounds}")
@@ -87,16 +93,16 @@ def run_ttft_bench(
 
 @contextlib.contextmanager
 def _running(
-    folder: Path, kind: str, model: str, progress: Callable[[str], None]
+    folder: Path, kind: str, settings: TtftSettings, progress: Callable[[str], None]
 ) -> Iterator[Stack]:
     options = StackOptions(
-        model=model,
+        model=settings.model,
         context_window=CONTEXT_WINDOW,
         memory_bytes=1 << 30,
         disk_bytes=1 << 30,
         governed=kind != "plain",
         instance_module="kvrun.bench.unsealed_instance" if kind == "unsealed" else "kvrun",
-        dtype="bfloat16",
+        dtype=settings.dtype,
         enforce_eager=False,
         engine_arguments=("--no-enable-prefix-caching",),
         max_num_seqs=2,
