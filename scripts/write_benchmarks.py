@@ -1,7 +1,8 @@
 """Puts what benches printed into docs/benchmarks.md: scripts/write_benchmarks.py FOLDER
 
-FOLDER holds files such as ``seal.json``, made with ``kvrun bench seal --json > seal.json``. A file
-replaces machine, commit and table of its bench's section; the text around them stays.
+FOLDER holds files such as ``seal.json``, made with ``kvrun bench seal --json > seal.json``; options
+are part of the name: ``ttft-tokens-4000.json``. A file replaces machine, commit and table of its
+command's section; the text around them stays.
 """
 
 import json
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
-SECTION = re.compile(r"(## `kvrun bench (\w+)[^\n]*\n)(.*?)(?=^## |\Z)", re.DOTALL | re.MULTILINE)
+SECTION = re.compile(r"(## `kvrun bench ([^`\n]+)`\n)(.*?)(?=^## |\Z)", re.DOTALL | re.MULTILINE)
 TABLE = re.compile(r"^[^\n]*; commit [^\n]*\n\n(?:\|[^\n]*\n)+", re.MULTILINE)
 
 
@@ -19,8 +20,8 @@ def main(folder: Path) -> None:
     """Replace the tables of the benches that have a file."""
 
     def section(match: re.Match[str]) -> str:
-        heading, name, text = match.groups()
-        file = folder / f"{name}.json"
+        heading, command, text = match.groups()
+        file = folder / f"{re.sub('[^a-z0-9]+', '-', command)}.json"
         if not file.is_file():
             return match[0]
         table = _table(json.loads(file.read_text()))
