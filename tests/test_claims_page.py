@@ -66,9 +66,15 @@ def named_in(file: Path) -> frozenset[str]:
     )
 
 
+@cache
+def root_command() -> Any:
+    """The command line, built once."""
+    return typer.main.get_command(app)
+
+
 def is_command(words: list[str]) -> bool:
     """Whether ``kvrun`` has the command (or group) that ``words`` name, word by word."""
-    here: Any = typer.main.get_command(app)
+    here = root_command()
     for word in words:
         here = getattr(here, "commands", {}).get(word)
     return bool(words) and here is not None
