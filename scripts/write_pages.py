@@ -68,6 +68,10 @@ SECTION_INTROS = {
     "instance": "The daemon of one box: where it keeps data and how much of it.",
     "keys": "The root of the key hierarchy and when session keys are destroyed.",
     "audit": "The append-only audit log, its collection and how long what was collected is kept.",
+    "alerts": (
+        "Who is told of alerts; [operations.md](operations.md#alerts-by-webhook) says what is sent."
+    ),
+    "log": "What the processes write about themselves, apart from the audit log.",
     "witness": (
         "Who else remembers the log's checkpoints; several can be set. With none, nobody else "
         "notices when whoever\nholds the machine and the collected logs rewrites them. "

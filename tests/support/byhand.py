@@ -91,12 +91,20 @@ class HandEngine:
         *,
         handle: int = 0,
         prompt_tokens: int = 0,
+        traceparent: str = "",
     ) -> Matched:
         """Ask for a request."""
         self._numbers += 1
         size = len(hashes[0]) if hashes else 0
         asked = Match(
-            self._numbers, claim, salt, size, b"".join(hashes), prompt_tokens, handle=handle
+            self._numbers,
+            claim,
+            salt,
+            size,
+            b"".join(hashes),
+            prompt_tokens,
+            handle=handle,
+            traceparent=traceparent,
         )
         assert self.scheduler.send(asked)
         answer = wait_for(self.scheduler, Matched)

@@ -78,6 +78,7 @@ class DiskTier:
         self._surveyed = False
         self._quarantined = 0
         self._bytes = 0
+        self._blocks = 0
         self._unopened: dict[tuple[str, str], _Unopened] = {}
         self._opened: dict[tuple[str, str], DiskSession] = {}
         self._slots = Slots[DiskSession]()
@@ -91,6 +92,11 @@ class DiskTier:
     def used_bytes(self) -> int:
         """Sealed bytes known to be on disk; complete after :meth:`survey`."""
         return self._bytes
+
+    @property
+    def known_blocks(self) -> int:
+        """Blocks of the sessions that were opened since the start."""
+        return self._blocks
 
     def accepts_writes(self) -> bool:
         """Whether a write is worth trying: the tier is on, or off for long enough."""
@@ -143,6 +149,7 @@ class DiskTier:
             self._bytes += size
             session.bytes += size
             session.blocks += 1
+            self._blocks += 1
             return self._slots.add(session, name, size, self._wall())
 
     def write(self, session: DiskSession, name: bytes, data: memoryview) -> int:
@@ -216,6 +223,7 @@ class DiskTier:
                     if self._slots.is_of(slot, session, name):
                         self._slots.remove(slot)
                 self._bytes -= session.bytes
+                self._blocks -= session.blocks
                 session.blocks = session.bytes = 0
                 self._opened.pop(_key(session), None)
             return self.folder.drop(*_key(session))
@@ -259,6 +267,7 @@ class DiskTier:
             self._slots.remove(slot)
             session.blocks -= 1
             session.bytes -= size
+            self._blocks -= 1
             self._bytes -= size
             return True
 

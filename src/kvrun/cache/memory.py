@@ -124,6 +124,8 @@ class MemoryTier(Generic[OwnerT]):
         self._name[cell] = name
         self._size[cell] = size
         self._pins[cell] = pins
+        self.listed_blocks += 1
+        self.listed_bytes += size
         usage = self.usage.setdefault(owner.tenant_ref, TenantUsage())
         usage.blocks += 1
         usage.bytes += size
@@ -142,6 +144,8 @@ class MemoryTier(Generic[OwnerT]):
         usage = self.usage[owner.tenant_ref]
         usage.blocks -= 1
         usage.bytes -= self._size[cell]
+        self.listed_blocks -= 1
+        self.listed_bytes -= self._size[cell]
         if not usage.blocks:
             del self.usage[owner.tenant_ref]
         self._owner[cell] = None
@@ -255,6 +259,7 @@ class MemoryTier(Generic[OwnerT]):
         self._oldest = self._newest = _NONE
         self.free_cells = count
         self.busy_cells = 0
+        self.listed_blocks = self.listed_bytes = 0
         self.usage: dict[str, TenantUsage] = {}
 
     def _link(self, cell: int) -> None:

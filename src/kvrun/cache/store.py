@@ -3,6 +3,7 @@
 A store without a disk tier (a stateless deployment) writes nothing anywhere.
 """
 
+import heapq
 import threading
 import time
 from collections import OrderedDict
@@ -38,6 +39,21 @@ class CacheStats:
     sessions: int
     tenants: dict[str, TenantUsage]
     counters: CacheCounters
+
+
+@dataclass(frozen=True, slots=True)
+class CacheLevels:
+    """How full the tiers are, without what takes time to add up. Disk blocks are those of sessions
+    that were opened since the start; a capacity of 0 means that there is no such tier."""
+
+    memory_blocks: int
+    memory_bytes: int
+    memory_capacity_bytes: int
+    disk_blocks: int
+    disk_bytes: int
+    disk_capacity_bytes: int
+    disk_available: bool
+    waiting_bytes: int
 
 
 class CacheStore:
@@ -189,6 +205,44 @@ class CacheStore:
                 tenants={tenant: replace(usage) for tenant, usage in memory.usage.items()},
                 counters=replace(state.counters),
             )
+
+    def levels(self) -> CacheLevels:
+        """How full the tiers are; cheap enough to ask every few seconds under load."""
+        state = self._state
+        memory, disk = state.memory, state.disk
+        with state.lock:
+            return CacheLevels(
+                memory_blocks=memory.listed_blocks,
+                memory_bytes=memory.listed_bytes,
+                memory_capacity_bytes=memory.slab_bytes,
+                disk_blocks=disk.known_blocks if disk is not None else 0,
+                disk_bytes=disk.used_bytes if disk is not None else 0,
+                disk_capacity_bytes=disk.max_bytes if disk is not None else 0,
+                disk_available=disk is not None and disk.available,
+                waiting_bytes=state.writer.waiting_bytes if state.writer is not None else 0,
+            )
+
+    def counters(self) -> CacheCounters:
+        """What happened since the start."""
+        with self._state.lock:
+            return replace(self._state.counters)
+
+    def top_tenants(self, count: int) -> dict[str, TenantUsage]:
+        """Those ``count`` tenants that hold most in memory, and all others together as ``other``.
+
+        Takes time in proportion to the number of tenants.
+        """
+        state = self._state
+        with state.lock:
+            usage = state.memory.usage
+            top = heapq.nlargest(count, usage, key=lambda tenant: usage[tenant].bytes)
+            found = {tenant: replace(usage[tenant]) for tenant in top}
+            blocks, size = state.memory.listed_blocks, state.memory.listed_bytes
+        found["other"] = TenantUsage(
+            blocks - sum(used.blocks for used in found.values()),
+            size - sum(used.bytes for used in found.values()),
+        )
+        return found
 
     def _entry(self, tenant_ref: str, session_ref: str, epoch: int) -> CacheSession:
         key = (checked_ref(tenant_ref), checked_ref(session_ref))

@@ -20,6 +20,8 @@ from kvrun.errors import KvrunError
 TOKEN_PREFIX: Final = "kvc1"  # noqa: S105  the format's name, not a secret
 CLAIM_PARAMETER: Final = "kvrun_claim"
 """Where a token stands in the ``kv_transfer_params`` of a request's body."""
+TRACE_PARAMETER: Final = "kvrun_traceparent"
+"""Where the request's place in a trace stands beside it (W3C Trace Context)."""
 CLAIM_VERSION: Final = 1
 MAX_LIFETIME_S: Final = 3600
 MAX_TOKEN_CHARS: Final = 8192

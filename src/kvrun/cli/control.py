@@ -3,18 +3,16 @@
 Apart from their signatures, so that no other command loads what only the control plane needs.
 """
 
-import os
-import random
-import signal
+import logging
 import sys
-import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
 from rich.markup import escape
 
+from kvrun.cli.collecting import deliver, run_collector, webhook_of
 from kvrun.cli.options import console, print_json, table
 from kvrun.config import KvrunConfig
 from kvrun.config.values import size_text
@@ -24,20 +22,20 @@ from kvrun.control.cosigner import open_cosigner
 from kvrun.control.plane import ControlPlane
 from kvrun.control.retire import retire as retire_log
 from kvrun.control.rounds import RoundReport, run_round
-from kvrun.control.schedule import next_delay
 from kvrun.errors import KvrunError
 from kvrun.launch.counters import read_sample
-from kvrun.process import PARENT_VARIABLE, end_with_parent
 
-_NICE = 10
+_log = logging.getLogger("kvrun.collector")
 _FAILED = (CollectOutcome.UNAVAILABLE,)
 _ALARMING = (CollectOutcome.ALERT, CollectOutcome.STOPPED)
 
 
 def collect_once(config: KvrunConfig, *, as_json: bool) -> int:
     """Collect now; the exit status."""
-    report = run_round(ControlPlane(config), reason="on_demand", count=lambda: read_sample(config))
+    plane = ControlPlane(config)
+    report = run_round(plane, reason="on_demand", count=lambda: read_sample(config))
     _show(report, as_json=as_json)
+    deliver(webhook_of(plane))
     outcomes = [item.outcome for item in report.logs]
     if any(outcome in _ALARMING for outcome in outcomes) or report.certificates.problems:
         return 1
@@ -46,25 +44,16 @@ def collect_once(config: KvrunConfig, *, as_json: bool) -> int:
 
 def collect_always(config: KvrunConfig, every_s: int | None, *, as_json: bool) -> None:
     """Collect until SIGTERM or SIGINT."""
-    end_with_parent(os.environ.get(PARENT_VARIABLE))
-    os.nice(_NICE)
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
-    plane, failures = ControlPlane(config), 0
-    while not stop.is_set():
-        try:
-            report = run_round(plane, reason="scheduled", count=lambda: read_sample(config))
+    logged = config.log.format == "json" and not as_json
+
+    def show(report: RoundReport) -> None:
+        if not logged:
             _show(report, as_json=as_json)
-            failed = any(item.outcome in _FAILED for item in report.logs)
-        except (KvrunError, OSError) as error:
-            # What is wrong with Storage or the disk now may be right later; it is said each time.
-            said = error.diagnostics() if isinstance(error, KvrunError) else str(error)
-            sys.stderr.write(f"kvrun: {said}\n")
-            failed = True
-        failures = failures + 1 if failed else 0
-        period = every_s or config.audit.collect_every_s
-        stop.wait(next_delay(period, failures, random.random()))  # noqa: S311
+            return
+        for line in _lines(report):
+            _log.info("%s", line)
+
+    run_collector(config, every_s, show)
 
 
 def show_alerts(config: KvrunConfig, *, every: bool, as_json: bool) -> int:
@@ -127,17 +116,21 @@ def _show(report: RoundReport, *, as_json: bool) -> None:
     if as_json:
         sys.stdout.write(msgspec.json.encode(report).decode() + "\n")
     else:
-        for item in report.logs:
-            sys.stdout.write(f"{_line(item)}\n")
-        for finding in report.findings:
-            sys.stdout.write(f"finding: {finding.message}\n")
-        if report.certificates.stored:
-            sys.stdout.write(f"certificates: {report.certificates.stored} stored now\n")
-        for problem in report.certificates.problems:
-            sys.stdout.write(f"certificates: {problem}\n")
-        for pruned in report.pruned:
-            sys.stdout.write(f"{pruned.log}: pruned {pruned.records} records\n")
+        sys.stdout.writelines(f"{line}\n" for line in _lines(report))
     sys.stdout.flush()
+
+
+def _lines(report: RoundReport) -> Iterator[str]:
+    for item in report.logs:
+        yield _line(item)
+    for finding in report.findings:
+        yield f"finding: {finding.message}"
+    if report.certificates.stored:
+        yield f"certificates: {report.certificates.stored} stored now"
+    for problem in report.certificates.problems:
+        yield f"certificates: {problem}"
+    for pruned in report.pruned:
+        yield f"{pruned.log}: pruned {pruned.records} records"
 
 
 def _line(item: CollectReport) -> str:

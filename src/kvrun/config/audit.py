@@ -38,6 +38,15 @@ class AuditSection(Section):
         "File with an API key of the scope metrics: with it the gateway's request counts are "
         "compared with the log's.",
     )
+    collector_metrics_port: int | None = setting(
+        None,
+        "TCP port on 127.0.0.1 for /healthz, /readyz and /metrics of the collector; unset: none.",
+        ge=1,
+        le=65535,
+    )
+    collector_metrics_socket: Path | None = setting(
+        None, "Unix socket (0600) for the same; unset: none."
+    )
     retention_days: int = setting(
         396,
         "Collected records of the workspace are pruned when they were collected this many days "

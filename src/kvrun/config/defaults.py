@@ -12,6 +12,7 @@ _PATHS = (
     ("instance", "socket"),
     ("instance", "token_file"),
     ("instance", "claim_public_key_file"),
+    ("instance", "metrics_socket"),
     ("keys", "root_ca_file"),
     ("keys", "root_folder"),
     ("gateway", "api_keys_file"),
@@ -22,6 +23,9 @@ _PATHS = (
     ("gateway", "claim_key_file"),
     ("gateway", "state_dir"),
     ("audit", "metrics_key_file"),
+    ("audit", "collector_metrics_socket"),
+    ("alerts", "webhook_secret_file"),
+    ("alerts", "webhook_ca_file"),
     ("witness", "keys_file"),
     ("witness", "git_repository"),
     ("witness", "git_ssh_key_file"),
@@ -47,8 +51,9 @@ def complete(document: dict[str, Any], folder: Path) -> None:
     keys = document.setdefault("keys", {})
     witness = document.setdefault("witness", {})
     audit = document.setdefault("audit", {})
+    alerts = document.setdefault("alerts", {})
     control = document.setdefault("control", {})
-    sections = (instance, gateway, engine, keys, witness, audit, control)
+    sections = (instance, gateway, engine, keys, witness, audit, alerts, control)
     if not all(isinstance(table, dict) for table in sections):
         return
     instance.setdefault("data_dir", str(InstanceSection.model_fields["data_dir"].default))

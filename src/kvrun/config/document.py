@@ -6,6 +6,7 @@ from typing import Self
 
 from pydantic import model_validator
 
+from kvrun.config.alerts import AlertsSection
 from kvrun.config.audit import AuditSection
 from kvrun.config.control import ControlSection
 from kvrun.config.deployment import DeploymentSection
@@ -15,6 +16,7 @@ from kvrun.config.gateway import GatewaySettings
 from kvrun.config.instance import InstanceSection
 from kvrun.config.keys import KeysSection
 from kvrun.config.layout import UNIX_PATH_MAX, DataLayout
+from kvrun.config.log import LogSection
 from kvrun.config.storage import StorageSection
 from kvrun.config.values import Section
 from kvrun.config.witness import WitnessSection
@@ -27,6 +29,8 @@ class KvrunConfig(Section):
     instance: InstanceSection = InstanceSection()
     keys: KeysSection = KeysSection()
     audit: AuditSection = AuditSection()
+    alerts: AlertsSection = AlertsSection()
+    log: LogSection = LogSection()
     witness: WitnessSection = WitnessSection()
     storage: StorageSection = StorageSection()
     erasure: ErasureSection = ErasureSection()

@@ -57,6 +57,20 @@ class InstanceSection(Section):
         "File with the gateway's claim public key (hex), for processes run alone; unset: "
         "run/claim.pub in data_dir.",
     )
+    metrics_port: int | None = setting(
+        None,
+        "TCP port on 127.0.0.1 for /healthz, /readyz and /metrics; unset: none.",
+        ge=1,
+        le=65535,
+    )
+    metrics_socket: Path | None = setting(None, "Unix socket (0600) for the same; unset: none.")
+    metrics_tenants: int = setting(
+        0,
+        "How many tenants, those with most in memory, the metrics show by pseudonym; the others "
+        "together.",
+        ge=0,
+        le=100,
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info", description="How much the daemon writes to its process log."
     )

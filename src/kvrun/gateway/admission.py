@@ -21,6 +21,7 @@ from kvrun.gateway.jsonbody import encode_object, parse_object
 from kvrun.gateway.routes import Api, Route
 from kvrun.gateway.salts import SessionDirectory
 from kvrun.gateway.seen import SeenTenant
+from kvrun.telemetry.traces import NOTHING, Trace
 
 HeaderList = Sequence[tuple[bytes, bytes]]
 SALT_BYTES = 32
@@ -83,7 +84,12 @@ class Admission:
         return Caller(principal, identity_headers)
 
     async def admit(
-        self, route: Route, caller: Caller, raw_body: bytes, request_id: str
+        self,
+        route: Route,
+        caller: Caller,
+        raw_body: bytes,
+        request_id: str,
+        trace: Trace = NOTHING,
     ) -> Admitted:
         """The stamped request. Raises GatewayError, or the daemon's refusal (KvrunError)."""
         self._drain.check()
@@ -99,8 +105,8 @@ class Admission:
         )
         if identity.named:
             self._seen.mark()
-        salt, claim = await self._salt_and_claim(identity, checked.uses, request_id, route)
-        stamped = stamp_body(checked.fields, salt=salt, claim=claim)
+        salt, claim = await self._salt_and_claim(identity, checked.uses, request_id, route, trace)
+        stamped = stamp_body(checked.fields, salt=salt, claim=claim, traceparent=trace.traceparent)
         return Admitted(
             tenant=identity.tenant,
             session=identity.session,
@@ -112,12 +118,13 @@ class Admission:
         )
 
     async def _salt_and_claim(
-        self, identity: Identity, uses: int, request_id: str, route: Route
+        self, identity: Identity, uses: int, request_id: str, route: Route, trace: Trace
     ) -> tuple[str, str | None]:
         directory, signer = self._directory, self._signer
         if directory is None or signer is None:
             return self._random_salt(), None
-        grant = await directory.grant(identity.tenant, identity.session)
+        with trace.step("kvrun.session"):
+            grant = await directory.grant(identity.tenant, identity.session)
         if grant is None:
             return self._random_salt(), None
         if not route.carries_claim:
@@ -136,7 +143,8 @@ class Admission:
             issued_at=issued_at,
             expires_at=issued_at + self._claim_lifetime_s,
         )
-        return grant.salt, signer.sign(claim)
+        with trace.step("kvrun.claim"):
+            return grant.salt, signer.sign(claim)
 
     def _random_salt(self) -> str:
         return encode_base64url(self._random_bytes(SALT_BYTES)).decode()

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from kvrun.gateway.running import RunningRequests
 from kvrun.gateway.salts import SessionDirectory
 from kvrun.gateway.seen import FileSeenTenant, MemorySeenTenant, SeenTenant
 from kvrun.gateway.upstream import Engine
+from kvrun.telemetry.traces import NoTracing, Tracing
 
 MAX_JWKS_BYTES = 1 << 20
 JWKS_TIMEOUT_S = 5.0
@@ -115,8 +116,18 @@ class GatewayParts:
         return make
 
 
-def build_proxy(settings: GatewaySettings, parts: GatewayParts) -> GatewayProxy:
-    """The ASGI application for these settings. Raises GatewayConfigError."""
+def build_proxy(
+    settings: GatewaySettings,
+    parts: GatewayParts,
+    *,
+    labels: Mapping[str, str] | None = None,
+    tracing: Tracing | None = None,
+) -> GatewayProxy:
+    """The ASGI application for these settings; every metric carries ``labels``.
+
+    Raises GatewayConfigError.
+    """
+    tracing = tracing or NoTracing()
     if settings.engine_url is None:
         raise GatewayConfigError(
             "gateway.engine_url is not set", hint="Set it to unix:/path or http://127.0.0.1:port."
@@ -136,17 +147,19 @@ def build_proxy(settings: GatewaySettings, parts: GatewayParts) -> GatewayProxy:
         finally:
             await engine.close()
             await parts.close()
+            tracing.close()
 
     return GatewayProxy(
         admission=parts.admission,
         engine=engine,
-        metrics=GatewayMetrics(),
+        metrics=GatewayMetrics(labels),
         link=parts.link,
         running=parts.running,
         max_body_bytes=settings.max_body_bytes,
         body_timeout_s=settings.body_timeout_s,
         lifespan=lifespan,
         clock=time.perf_counter,
+        tracing=tracing,
     )
 
 

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from kvrun.claims.claim import CLAIM_PARAMETER, MAX_USES
+from kvrun.claims.claim import CLAIM_PARAMETER, MAX_USES, TRACE_PARAMETER
 from kvrun.gateway.content import (
     check_content,
     check_embedding_input,
@@ -62,12 +62,20 @@ def check_body(route: Route, body: JsonObject) -> CheckedBody:
     return CheckedBody(fields, uses, stream is True)
 
 
-def stamp_body(fields: JsonObject, *, salt: str, claim: str | None) -> JsonObject:
-    """The body for the engine: salted, and with the claim where there is one."""
+def stamp_body(
+    fields: JsonObject, *, salt: str, claim: str | None, traceparent: str = ""
+) -> JsonObject:
+    """The body for the engine: salted, and with the claim where there is one.
+
+    The daemon learns from ``traceparent``, beside the claim, in which trace the request is.
+    """
     stamped = dict(fields)
     stamped["cache_salt"] = salt
     if claim is not None:
-        stamped["kv_transfer_params"] = {CLAIM_PARAMETER: claim}
+        parameters = {CLAIM_PARAMETER: claim}
+        if traceparent:
+            parameters[TRACE_PARAMETER] = traceparent
+        stamped["kv_transfer_params"] = parameters
     return stamped
 
 

@@ -1,17 +1,24 @@
 """What the gateway counts. No label ever holds a tenant, a session, a key or any text."""
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from collections.abc import Mapping
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from kvrun.telemetry.exposition import CONTENT_TYPE_LATEST, Labelled, render
 
 _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
 class GatewayMetrics:
-    """One registry of its own, so that several gateways in one process do not collide."""
+    """One registry of its own, so that several gateways in one process do not collide.
+
+    ``labels`` say which deployment it serves.
+    """
 
     content_type = CONTENT_TYPE_LATEST
 
-    def __init__(self) -> None:
+    def __init__(self, labels: Mapping[str, str] | None = None) -> None:
+        self._labels = labels
         self.registry = CollectorRegistry()
         self.requests = Counter(
             "kvrun_gateway_requests",
@@ -62,4 +69,4 @@ class GatewayMetrics:
 
     def render(self) -> bytes:
         """The Prometheus text format."""
-        return generate_latest(self.registry)
+        return render(Labelled(self.registry, self._labels or {}))

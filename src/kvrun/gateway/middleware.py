@@ -35,6 +35,7 @@ from kvrun.gateway.asgi import (
 from kvrun.gateway.errors import GatewayConfigError, GatewayError
 from kvrun.gateway.routes import Route, find_route
 from kvrun.gateway.scrub import EventScrubber, scrub_json
+from kvrun.telemetry.traces import PassedOn, read_traceparent
 
 logger = logging.getLogger("kvrun.gateway")
 
@@ -99,7 +100,8 @@ class KvrunMiddleware:
         caller = await self._admission.authenticate(headers)
         check_body_headers(headers, self._settings.max_body_bytes)
         raw = await read_body(receive, self._settings.max_body_bytes, self._settings.body_timeout_s)
-        admitted = await self._admission.admit(route, caller, raw, request_id)
+        trace = PassedOn(read_traceparent(headers))
+        admitted = await self._admission.admit(route, caller, raw, request_id, trace)
         inner = dict(scope)
         inner["headers"] = _engine_headers(headers, len(admitted.body), request_id)
         answer = _Answer(send, request_id)

@@ -43,7 +43,9 @@ from kvrun.gateway.routes import (
     METRICS_PATH,
     MODELS_PATH,
     READ_PATHS,
+    READY_PATH,
     ROUTES,
+    Route,
     find_route,
 )
 from kvrun.gateway.running import RunningRequests
@@ -55,6 +57,7 @@ from kvrun.gateway.upstream import (
     EngineTimeoutError,
     EngineUnavailableError,
 )
+from kvrun.telemetry.traces import NoTracing, SpanKind, Trace, Tracing, read_traceparent
 
 logger = logging.getLogger("kvrun.gateway")
 
@@ -83,7 +86,9 @@ class GatewayProxy:
         body_timeout_s: float,
         lifespan: Lifespan,
         clock: Callable[[], float],
+        tracing: Tracing | None = None,
     ) -> None:
+        self._tracing = tracing or NoTracing()
         self._admission = admission
         self._engine = engine
         self._metrics = metrics
@@ -142,7 +147,7 @@ class GatewayProxy:
         self._metrics.refusals.labels(shown.code or "other").inc()
 
     async def _read(self, path: str, headers: HeaderList, send: Send, request_id: str) -> None:
-        if path == HEALTH_PATH:
+        if path in (HEALTH_PATH, READY_PATH):
             await self._health(send, request_id)
             return
         if path == METRICS_PATH:
@@ -182,9 +187,24 @@ class GatewayProxy:
     async def _generate(
         self, scope: Scope, receive: Receive, tracker: _Tracker, request_id: str
     ) -> None:
+        route = find_route(scope["method"], scope["path"])
+        traceparent = read_traceparent(scope["headers"])
+        with self._tracing.span("kvrun.request", traceparent) as trace:
+            trace.note(request_id=request_id, api=route.api.value)
+            await self._generate_on(route, scope, receive, tracker, request_id, trace)
+            trace.note(status_code=tracker.status)
+
+    async def _generate_on(
+        self,
+        route: Route,
+        scope: Scope,
+        receive: Receive,
+        tracker: _Tracker,
+        request_id: str,
+        trace: Trace,
+    ) -> None:
         started = self._clock()
         headers: HeaderList = scope["headers"]
-        route = find_route(scope["method"], scope["path"])
         caller = await self._admission.authenticate(headers)
         check_body_headers(headers, self._max_body_bytes)
         client = take_connection(scope)
@@ -193,7 +213,9 @@ class GatewayProxy:
             raw = await read_body(receive, self._max_body_bytes, self._body_timeout_s)
         elif len(raw) > self._max_body_bytes:
             raise body_too_large(self._max_body_bytes)
-        admitted = await self._admission.admit(route, caller, raw, request_id)
+        with trace.step("kvrun.admission") as step:
+            admitted = await self._admission.admit(route, caller, raw, request_id, step)
+        trace.note(governed=admitted.governed, stream=admitted.stream)
         if not admitted.governed:
             self._metrics.uncached.inc()
         task = asyncio.current_task()
@@ -201,9 +223,11 @@ class GatewayProxy:
         client.cancel_when_left(task)  # which hangs up on the engine
         try:
             with self._running.hold(admitted.tenant, admitted.session):
-                answer = await self._ask(
-                    self._engine.request("POST", route.path, request_id, admitted.body)
-                )
+                with trace.step("kvrun.first_byte", SpanKind.CLIENT) as step:
+                    asked = self._engine.request(
+                        "POST", route.path, request_id, admitted.body, step.traceparent
+                    )
+                    answer = await self._ask(asked)
                 self._metrics.first_byte.observe(self._clock() - started)
                 try:
                     await self._pass_on(answer, client, tracker, request_id, admitted)

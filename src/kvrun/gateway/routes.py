@@ -119,5 +119,6 @@ ROUTES = {
 # GET paths the gateway serves; the middleware has its own list, since it stands in the engine.
 MODELS_PATH = "/v1/models"
 HEALTH_PATH = "/healthz"
+READY_PATH = "/readyz"
 METRICS_PATH = "/metrics"
-READ_PATHS = frozenset({MODELS_PATH, HEALTH_PATH, METRICS_PATH})
+READ_PATHS = frozenset({MODELS_PATH, HEALTH_PATH, READY_PATH, METRICS_PATH})

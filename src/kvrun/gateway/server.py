@@ -2,6 +2,7 @@
 
 import gc
 import socket
+from collections.abc import Mapping
 from pathlib import Path
 
 import uvicorn
@@ -14,6 +15,7 @@ from kvrun.gateway.direct import DirectProtocol
 from kvrun.gateway.errors import GatewayConfigError
 from kvrun.gateway.proxy import GatewayProxy
 from kvrun.process import harden_process
+from kvrun.telemetry.traces import Tracing
 
 BACKLOG = 2048
 KEEP_ALIVE_S = 75
@@ -25,15 +27,17 @@ def run_gateway(
     *,
     claim_key: Ed25519PrivateKey | None = None,
     token: str = "",
+    labels: Mapping[str, str] | None = None,
+    tracing: Tracing | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT.
 
     ``claim_key`` signs claims (else ``claim_key_file``), ``token`` is the launch token for the
-    instance daemon. Raises GatewayConfigError for settings that cannot work and for an address
-    that cannot be bound.
+    instance daemon, every metric carries ``labels``. Raises GatewayConfigError for settings that
+    cannot work and for an address that cannot be bound.
     """
     parts = GatewayParts(settings, claim_key=claim_key, token=token)
-    serve(settings, build_proxy(settings, parts))
+    serve(settings, build_proxy(settings, parts, labels=labels, tracing=tracing))
 
 
 def serve(settings: GatewaySettings, app: GatewayProxy) -> None:
@@ -61,6 +65,7 @@ def serve_on(
         ws="none",
         lifespan="on",
         access_log=False,
+        log_config=None,
         log_level="warning",
         proxy_headers=False,
         server_header=False,

@@ -112,9 +112,17 @@ class Engine:
         self._idle.clear()
 
     async def request(
-        self, method: str, path: str, request_id: str, body: bytes | None = None
+        self,
+        method: str,
+        path: str,
+        request_id: str,
+        body: bytes | None = None,
+        traceparent: str = "",
     ) -> EngineAnswer:
-        """Send one request. Raises EngineUnavailableError or EngineTimeoutError."""
+        """Send one request. Raises EngineUnavailableError or EngineTimeoutError.
+
+        ``traceparent`` is a valid one (W3C Trace Context) or empty.
+        """
         head = b"%b %b HTTP/1.1\r\n%bx-request-id: %b\r\n" % (
             method.encode(),
             path.encode(),
@@ -123,6 +131,8 @@ class Engine:
         )
         if body is not None:
             head += b"content-type: application/json\r\ncontent-length: %d\r\n" % len(body)
+        if traceparent:
+            head += b"traceparent: %b\r\n" % traceparent.encode("ascii")
         head += b"\r\n"
         kept = self._kept_connection()
         if kept is not None:

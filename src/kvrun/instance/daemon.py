@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
@@ -25,15 +26,19 @@ from kvrun.instance.key_access import KeyAccess
 from kvrun.instance.known_engines import KnownEngines
 from kvrun.instance.launch_secrets import LaunchSecrets
 from kvrun.instance.lease_end import LeaseEnd
+from kvrun.instance.metrics import InstanceMetrics, MetricsSource
 from kvrun.instance.parts import folder_lock, open_erasures, open_parts
 from kvrun.instance.scrubbing import SchedulerScrubber
 from kvrun.instance.sealing import SealingThreads
 from kvrun.instance.server import InstanceServer, ServerSettings
 from kvrun.instance.transfers import Transfers
 from kvrun.process import HardenReport, harden_process
+from kvrun.telemetry.endpoint import Probes, serving
+from kvrun.telemetry.traces import open_tracing
 
 _HOUSEKEEPING_S = 1.0
 _EXPIRY_EVERY_S = 30.0
+_TURN_S = 2.0
 _log = logging.getLogger(__name__)
 
 
@@ -48,7 +53,7 @@ def run(config: KvrunConfig, secrets: LaunchSecrets) -> None:
         folder_lock(config.layout.data_dir),
         _open_instance(config, secrets, hardened) as opened,
     ):
-        asyncio.run(_serve(opened, config.instance_socket))
+        asyncio.run(_serve(opened, config))
 
 
 @dataclass(slots=True)
@@ -57,20 +62,34 @@ class _Opened:
     instance: Instance
     watch: AuditWatch
     erasures: Erasures
+    metrics: InstanceMetrics
 
 
-async def _serve(opened: _Opened, path: Path) -> None:
+async def _serve(opened: _Opened, config: KvrunConfig) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    housekeeping = asyncio.create_task(_keep_house(opened))
+    metrics, settings = opened.metrics, config.instance
+    probes = Probes(lambda: _takes_turns(loop), metrics.readiness, metrics.render)
+    with serving(probes, port=settings.metrics_port, socket_file=settings.metrics_socket):
+        housekeeping = asyncio.create_task(_keep_house(opened))
+        try:
+            await opened.server.serve(config.instance_socket, stop)
+        finally:
+            housekeeping.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await housekeeping
+
+
+def _takes_turns(loop: asyncio.AbstractEventLoop) -> bool:
+    """Whether the event loop runs what is given to it; asked from another thread."""
+    turned = threading.Event()
     try:
-        await opened.server.serve(path, stop)
-    finally:
-        housekeeping.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await housekeeping
+        loop.call_soon_threadsafe(turned.set)
+    except RuntimeError:
+        return False
+    return turned.wait(_TURN_S)
 
 
 async def _keep_house(opened: _Opened) -> None:
@@ -109,7 +128,9 @@ def _open_instance(
         instance, memory, facts = parts.instance, parts.memory, parts.root.facts
         threads = SealingThreads(config.instance.sealing_threads, config.instance.sealing_cpus)
         stack.callback(threads.close)
-        transfers = Transfers(instance.handles, parts.journal, threads)
+        instance.tracing = open_tracing("kvrun-instance", os.environ)
+        stack.callback(instance.tracing.close)
+        transfers = Transfers(instance.handles, parts.journal, threads, instance.tracing)
         scrubber = SchedulerScrubber(
             deadline_s=config.erasure.engine_deadline_s,
             known=KnownEngines(config.layout.known_engines),
@@ -152,4 +173,8 @@ def _open_instance(
                 strict=config.deployment.strict,
             ),
         )
-        yield _Opened(server, instance, AuditWatch(parts.log.health), erasures)
+        source = MetricsSource(
+            instance, erasures, parts.log.health, config.instance.metrics_tenants
+        )
+        metrics = InstanceMetrics(source)
+        yield _Opened(server, instance, AuditWatch(parts.log.health), erasures, metrics)

@@ -89,7 +89,7 @@ class Erasures:
     """Plans and runs them. Thread-safe; ``token_key`` authenticates plans (32 bytes).
 
     ``on_erasing(scope)`` is told when an erasure begins, ``on_erased(scope)`` when a scope's keys
-    are gone.
+    are gone. ``on_certified(kind, seconds)`` and ``on_failed(kind)`` are told how one ended.
     """
 
     def __init__(
@@ -103,6 +103,8 @@ class Erasures:
     ) -> None:
         self.on_erasing: Callable[[ErasureScope], None] = lambda scope: None
         self.on_erased = on_erased
+        self.on_certified: Callable[[str, float], None] = lambda kind, seconds: None
+        self.on_failed: Callable[[str], None] = lambda kind: None
         self._parts = parts
         self._jobs = jobs
         self._token_key = token_key
@@ -117,6 +119,11 @@ class Erasures:
         self._unfinished: dict[str, Job] = {}
         self._scopes: dict[str, ErasureScope] = {}
         parts.instance.is_being_erased = self._under_way.is_refused
+
+    @property
+    def unfinished(self) -> int:
+        """How many are not certified yet."""
+        return len(self._unfinished)
 
     def plan(self, scope: ErasureScope) -> Plan:
         """What an erasure of the scope would reach now, with the token to confirm it."""
@@ -333,6 +340,8 @@ class Erasures:
             self._under_way.admit(scope)
             if job.id not in self._unfinished:
                 del self._scopes[job.id]
+            else:
+                self.on_failed(job.kind)
 
     def _finish(self, job: Job) -> None:
         scope = self._scopes.get(job.id)
@@ -359,6 +368,7 @@ class Erasures:
         self._jobs.save(job)
         if job.state is JobState.CERTIFIED:
             del self._unfinished[job.id]
+            self.on_certified(job.kind, self._parts.now() - job.requested_at)
 
     def _expect(self, job: Job) -> None:
         alive = [pid for pid in job.engines if process_runs(pid)]

@@ -18,6 +18,7 @@ import msgspec
 from kvrun.cache.events import Tier
 from kvrun.cache.session import CacheSession
 from kvrun.instance.blocks import SessionBlocks
+from kvrun.instance.totals import Totals
 from kvrun.keys.session import SessionKeys
 
 _LINGER_S = 30.0
@@ -51,6 +52,7 @@ class Handle:
     started: bool = False
     finished_at: float | None = None
     revoked: bool = False
+    traceparent: str = ""
 
     @property
     def tenant_ref(self) -> str:
@@ -75,14 +77,15 @@ class Handle:
 
     def start(
         self, engine_tokens: int, loaded_tokens: int, tokens_per_block: Sequence[int]
-    ) -> None:
+    ) -> tuple[int, int, int]:
         """The engine computes the rest of the prompt: what it reused is settled now, once.
 
         Blocks that were opened in vain, because another block of the load failed, do not count,
-        and no more tokens count as loaded than opened blocks reach.
+        and no more tokens count as loaded than opened blocks reach. Returns the tokens that it
+        reused of the engine, of memory and of disk.
         """
         if self.started:
-            return
+            return 0, 0, 0
         self.started = True
         opened, self.opened = dict(self.opened), {}
         reach = max(((i + 1) * tokens_per_block[g] for g, i in opened), default=0)
@@ -94,15 +97,18 @@ class Handle:
             ),
             default=0,
         )
+        disk = min(loaded, from_disk)
         self.reuse.engine_tokens += engine_tokens
-        self.reuse.disk_tokens += min(loaded, from_disk)
-        self.reuse.memory_tokens += loaded - min(loaded, from_disk)
+        self.reuse.disk_tokens += disk
+        self.reuse.memory_tokens += loaded - disk
+        return engine_tokens, loaded - disk, disk
 
 
 class HandleTable:
-    """Every live handle, and a bounded memory of what past requests reused."""
+    """Every live handle, a bounded memory of what past requests reused, and totals."""
 
     def __init__(self, *, remember: int = 2048) -> None:
+        self.totals = Totals()
         self._lock = threading.Lock()
         self._handles: dict[int, Handle] = {}
         self._reuse: OrderedDict[str, Reuse] = OrderedDict()

@@ -22,17 +22,22 @@ from kvrun.instance.journal import Journal
 from kvrun.instance.layout import EngineLayout, WorkerShape
 from kvrun.instance.protocol import Match, Matched, ProtocolError, Verdict, page_owner
 from kvrun.instance.retention import RetentionDay
+from kvrun.instance.totals import Denial, DeniedError, denial_of
 from kvrun.keys.destruction import DestroyedKey
 from kvrun.keys.service import KeyService
+from kvrun.telemetry.traces import NoTracing, SpanKind, Trace, Tracing
 
 _MAX_HASH_BYTES = 64
 _log = logging.getLogger(__name__)
 
 
-class ErasureUnderWayError(KvrunError):
+class ErasureUnderWayError(DeniedError):
     """The session is being erased: it opens again, empty, in a moment."""
 
     status = 409
+
+    def __init__(self, message: str) -> None:
+        super().__init__(Denial.BEING_ERASED, message)
 
 
 class Instance:
@@ -61,6 +66,7 @@ class Instance:
         self.on_revoked: Callable[[list[int]], None] = lambda handles: None
         self.on_expired: Callable[[list[bytes]], None] = lambda owners: None
         self.is_being_erased: Callable[[str, str], bool] = lambda tenant, session: False
+        self.tracing: Tracing = NoTracing()
         self._verifier = verifier
         self._replays = ReplayWindow()
         self._now = now
@@ -132,18 +138,26 @@ class Instance:
 
     def match(self, message: Match) -> Matched:
         """Admit or deny a request, and say which of its blocks exist."""
+        with self.tracing.span("kvrun.match", message.traceparent, SpanKind.INTERNAL) as trace:
+            answer = self._match(message, trace)
+            found = sum(len(tiers) - tiers.count(0) for tiers in answer.tiers)
+            trace.note(verdict=answer.verdict.value, blocks=found)
+            return answer
+
+    def _match(self, message: Match, trace: Trace) -> Matched:
         try:
             handle = self._admit(message)
         except KvrunError as error:
-            denied = self._deny(message, error.message)
+            denied = self._deny(message, error)
             self.finished(message.handle)
             return denied
         if handle is None:
             return Matched(message.request, Verdict.ADMITTED, "stateless", 0, ())
+        trace.note(request_id=handle.request_id)
         try:
             tiers = self._find_blocks(message, handle)
         except KvrunError as error:
-            denied = self._deny(message, error.message)
+            denied = self._deny(message, error)
             self.finished(handle.number)
             return denied
         return Matched(message.request, Verdict.ADMITTED, "", handle.number, tiers)
@@ -156,9 +170,10 @@ class Instance:
         layout = self._layout
         if layout is None or handle.started or engine_tokens < 0:
             return
-        handle.start(
+        reused = handle.start(
             engine_tokens, loaded_tokens, [group.tokens_per_block for group in layout.groups]
         )
+        self.handles.totals.reused(*reused)
         if engine_tokens:
             self.journal.reused(handle, engine_tokens)
 
@@ -231,7 +246,7 @@ class Instance:
         if message.handle:
             handle = self.handles.live(message.handle)
             if handle is None:
-                raise KvrunError("the request's handle is no longer valid")
+                raise DeniedError(Denial.KEY_DESTROYED, "the request's handle is no longer valid")
             # What follows reuses the engine's own pages too: not while the log cannot be written.
             self.journal.commit()
             handle.unpin()
@@ -239,26 +254,29 @@ class Instance:
             return handle
         claim = self._verifier.verify(message.claim)
         if claim.salt != message.salt:
-            raise KvrunError("the engine's salt is not the claim's")
+            raise DeniedError(Denial.CLAIM, "the engine's salt is not the claim's")
         with self._lock:
             fresh = self._replays.admit(claim, self._now())
         if not fresh:
-            raise KvrunError("the claim was used more often than it allows")
+            raise DeniedError(Denial.REPLAYED, "the claim was used more often than it allows")
         if self.stateless:
             if claim.generation != 0:
                 # Made before the deployment became stateless: its salt may name stored blocks.
-                raise KvrunError("the claim is for a session that is kept")
+                raise DeniedError(Denial.CLAIM, "the claim is for a session that is kept")
             self.journal.admitted_stateless(claim.request_id)
+            self.handles.totals.admitted(message.prompt_tokens)
             return None
         self._refuse_erased(claim.tenant, claim.session)
         keys = self.keys.find(claim.tenant, claim.session)
         if keys is None or keys.generation != claim.generation or keys.salt != claim.salt:
             # The gateway does not know yet, after an expiry for example, or missed the news.
             self.on_stale_claim(claim.tenant, claim.session)
-            raise KvrunError("the session's key was destroyed after the claim was made")
+            raise DeniedError(
+                Denial.KEY_DESTROYED, "the session's key was destroyed after the claim was made"
+            )
         layout = self._layout
         if layout is None:
-            raise KvrunError("no engine is connected")
+            raise DeniedError(Denial.NO_ENGINE, "no engine is connected")
         keys.touch(self._now())
         cache = self.cache.session(keys.tenant_ref, keys.session_ref, epoch=keys.generation)
         handle = self.handles.add(claim.request_id, keys, SessionBlocks(keys, layout), cache)
@@ -268,12 +286,14 @@ class Instance:
         except KvrunError:
             self.handles.finish(handle.number, self._now())
             raise
+        self.handles.totals.admitted(message.prompt_tokens)
+        handle.traceparent = message.traceparent
         return handle
 
     def _find_blocks(self, message: Match, handle: Handle) -> tuple[bytes, ...]:
         layout = self._layout
         if layout is None:
-            raise KvrunError("no engine is connected")
+            raise DeniedError(Denial.NO_ENGINE, "no engine is connected")
         size = message.hash_bytes
         if not message.hashes:
             return ()
@@ -299,8 +319,9 @@ class Instance:
             found.append(_in_all_ranks(tiers))
         return tuple(found)
 
-    def _deny(self, message: Match, reason: str) -> Matched:
-        request_id = self._request_id(message)
+    def _deny(self, message: Match, error: KvrunError) -> Matched:
+        request_id, reason = self._request_id(message), error.message
+        self.handles.totals.denied(denial_of(error))
         self.handles.deny(request_id, reason)
         self.journal.denied(request_id, reason)
         _log.info("request %s was denied the cache: %s", request_id or "?", reason)

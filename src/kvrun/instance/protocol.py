@@ -106,6 +106,7 @@ class Match(Message, frozen=True, tag="match"):
 
     ``hashes`` is the concatenation of its block hashes of ``hash_bytes`` each. With ``handle`` an
     admitted request asks again (after preemption or a failed load), and ``claim`` is not read.
+    ``traceparent`` (W3C Trace Context, or empty) places the daemon's spans in a trace.
     """
 
     request: int
@@ -115,6 +116,7 @@ class Match(Message, frozen=True, tag="match"):
     hashes: bytes
     prompt_tokens: int
     handle: int = 0
+    traceparent: str = ""
 
 
 class Matched(Message, frozen=True, tag="matched"):

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
+from kvrun.cache.events import Tier
 from kvrun.cache.handles import Reservation
 from kvrun.errors import KvrunError
 from kvrun.instance.handles import Handle, HandleTable
@@ -33,6 +34,7 @@ from kvrun.instance.sealing import SealingThreads
 from kvrun.instance.staging import StagingRegion
 from kvrun.seal.envelope import SALT_BYTES, sealed_size
 from kvrun.seal.errors import SealedBlockError
+from kvrun.telemetry.traces import NoTracing, SpanKind, Tracing
 
 _REPLY_EVERY = 8
 _log = logging.getLogger(__name__)
@@ -99,7 +101,14 @@ class WorkerLink:
 class Transfers:
     """Carries out loads, stores and releases on the sealing threads."""
 
-    def __init__(self, handles: HandleTable, journal: Journal, threads: SealingThreads) -> None:
+    def __init__(
+        self,
+        handles: HandleTable,
+        journal: Journal,
+        threads: SealingThreads,
+        tracing: Tracing | None = None,
+    ) -> None:
+        self._tracing = tracing or NoTracing()
         self._handles = handles
         self._journal = journal
         self._threads = threads
@@ -206,10 +215,22 @@ class Transfers:
     def _open_share(
         self, link: WorkerLink, job: int, handle: Handle, blocks: Sequence[BlockAt]
     ) -> None:
+        with self._tracing.span("kvrun.load", handle.traceparent, SpanKind.INTERNAL) as trace:
+            tiers = self._open_blocks(link, job, handle, blocks)
+            trace.note(request_id=handle.request_id, blocks=len(tiers))
+        self._handles.totals.opened(tiers, len(blocks) - len(tiers))
+
+    def _open_blocks(
+        self, link: WorkerLink, job: int, handle: Handle, blocks: Sequence[BlockAt]
+    ) -> list[Tier]:
+        """Open blocks and answer as they are ready; the tiers of those that opened."""
         ready: list[int] = []
         failed: list[int] = []
+        tiers: list[Tier] = []
         for block in blocks:
-            if self._open_one(link, handle, block):
+            tier = self._open_one(link, handle, block)
+            if tier is not None:
+                tiers.append(tier)
                 ready.append(block.slot)
             else:
                 self._clear(link, [block.slot])
@@ -219,8 +240,10 @@ class Transfers:
                 ready, failed = [], []
         if ready or failed:
             link.send(Loaded(job, tuple(ready), tuple(failed)))
+        return tiers
 
-    def _open_one(self, link: WorkerLink, handle: Handle, block: BlockAt) -> bool:
+    def _open_one(self, link: WorkerLink, handle: Handle, block: BlockAt) -> Tier | None:
+        """Open one block; the tier that had it, None where it did not open."""
         size = link.shape.block_bytes[block.group]
         slot = link.staging.slot(block.slot, size)
         try:
@@ -231,7 +254,7 @@ class Transfers:
             with handle.cache.read(name) as sealed:
                 if sealed is None:
                     handle.reuse.failed_blocks += 1
-                    return False
+                    return None
                 tier = sealed.tier
                 if len(sealed.view) != sealed_size(size):
                     raise _wrong_size(len(sealed.view), size)
@@ -240,18 +263,23 @@ class Transfers:
             handle.reuse.failed_blocks += 1
             handle.cache.quarantine(name)
             self._journal.integrity_failure(handle, name, tier, error)
-            return False
+            return None
         except KvrunError as error:
             handle.reuse.failed_blocks += 1
             _log.warning("a block was not opened: %s", error.message)
-            return False
+            return None
         if handle.revoked or handle.keys.ended:
-            return False
+            return None
         if link.shape.rank == 0:
             handle.note_opened(block.group, block.index, tier)
-        return True
+        return tier
 
     def _store_share(self, link: WorkerLink, handle: Handle, blocks: Sequence[BlockAt]) -> None:
+        with self._tracing.span("kvrun.seal", handle.traceparent, SpanKind.INTERNAL) as trace:
+            trace.note(request_id=handle.request_id, blocks=len(blocks))
+            self._seal_blocks(link, handle, blocks)
+
+    def _seal_blocks(self, link: WorkerLink, handle: Handle, blocks: Sequence[BlockAt]) -> None:
         reserved: list[tuple[bytes, Reservation]] = []
         try:
             for block in blocks:
@@ -300,6 +328,7 @@ class Transfers:
         for _, reservation in reserved:
             reservation.commit()
         handle.reuse.sealed_blocks += len(reserved)
+        self._handles.totals.sealed(len(reserved), size_bytes)
 
     def _free(self, link: WorkerLink, blocks: Sequence[BlockAt]) -> None:
         slots = tuple(block.slot for block in blocks)

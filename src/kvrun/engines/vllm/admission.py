@@ -101,12 +101,18 @@ class Admissions:
         return self._requests.get(request_id)
 
     def begin(
-        self, request_id: str, claim: str, salt: str, hashes: Sequence[bytes], prompt_tokens: int
+        self,
+        request_id: str,
+        claim: str,
+        salt: str,
+        hashes: Sequence[bytes],
+        prompt_tokens: int,
+        traceparent: str = "",
     ) -> Admission:
         """Ask for a new request; without a daemon it is denied at once."""
         admission = Admission(number=next(self._numbers), state=State.PENDING)
         self._requests[request_id] = admission
-        self._ask(request_id, admission, claim, salt, hashes, prompt_tokens)
+        self._ask(request_id, admission, claim, salt, hashes, prompt_tokens, traceparent)
         return admission
 
     def deny(self, request_id: str, reason: str) -> Admission:
@@ -208,6 +214,7 @@ class Admissions:
         salt: str,
         hashes: Sequence[bytes],
         prompt_tokens: int,
+        traceparent: str = "",
     ) -> None:
         asked = self._send(
             Match(
@@ -218,6 +225,7 @@ class Admissions:
                 hashes=b"".join(hashes),
                 prompt_tokens=prompt_tokens,
                 handle=admission.handle,
+                traceparent=traceparent,
             )
         )
         # A daemon that stopped answering is still asked, so that its next answer heals it, but

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvrun.claims.claim import CLAIM_PARAMETER
+from kvrun.claims.claim import CLAIM_PARAMETER, TRACE_PARAMETER
 from kvrun.engines.vllm.admission import Admission, Admissions, State
 from kvrun.engines.vllm.compat import (
     ForwardContext,
@@ -112,7 +112,7 @@ class KvrunConnector(OffloadingConnector):
         super().update_state_after_alloc(request, blocks, num_external_tokens)
 
     def on_new_request(self, request: Request) -> None:
-        claim = _take_claim(request)
+        claim, traceparent = _take_claim(request)
         request_id = request.request_id
         self._requests[request_id] = request
         if not claim or not request.cache_salt:
@@ -124,6 +124,7 @@ class KvrunConnector(OffloadingConnector):
                 request.cache_salt,
                 [bytes(block_hash) for block_hash in request.block_hashes],
                 request.num_prompt_tokens,
+                traceparent,
             )
         self._deny_if_denied(request_id)
         super().on_new_request(request)
@@ -268,12 +269,17 @@ class KvrunConnector(OffloadingConnector):
             )
 
 
-def _take_claim(request: Request) -> str:
-    """The claim in a request's parameters, removed from everything vLLM may print."""
+def _take_claim(request: Request) -> tuple[str, str]:
+    """The claim in a request's parameters, removed from everything vLLM may print, and the
+    request's place in a trace."""
     parameters = request.kv_transfer_params or {}
-    claim = parameters.get(CLAIM_PARAMETER)
+    claim, traceparent = parameters.get(CLAIM_PARAMETER), parameters.get(TRACE_PARAMETER)
     request.kv_transfer_params = None
     sampling = request.sampling_params
     if sampling is not None and sampling.extra_args:
         sampling.extra_args.pop("kv_transfer_params", None)
-    return claim if isinstance(claim, str) else ""
+    return _text(claim), _text(traceparent)
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""

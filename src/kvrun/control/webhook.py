@@ -1,0 +1,227 @@
+"""Tell a webhook of alerts: each at least once, also over outages and restarts.
+
+Only the configured address is asked; an answer that sends elsewhere is a failure. What was told is
+remembered in one file, replaced atomically.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from kvrun.audit.segment import replace_file
+from kvrun.config.alerts import AlertsSection
+from kvrun.control.alerts import AlertBook
+from kvrun.control.notices import (
+    Notice,
+    Told,
+    already_settled,
+    json_message,
+    pending,
+    signature,
+    slack_message,
+    told_of,
+)
+from kvrun.control.schedule import next_delay
+from kvrun.control.witness_errors import WitnessUnavailableError
+from kvrun.control.witness_http import HttpLimits, post
+from kvrun.errors import KvrunError
+from kvrun.filelock import FileTakenError, hold_file
+
+_FILE = "webhook.json"
+_MAX_ANSWER_BYTES = 65_536
+_MIN_SECRET_BYTES = 16
+_log = logging.getLogger(__name__)
+
+
+class WebhookError(KvrunError):
+    """The receiver did not take a message; it is sent again."""
+
+    exit_code = 3
+    status = 503
+
+
+class WebhookSecretError(KvrunError):
+    """The file with the signing secret cannot be used."""
+
+    exit_code = 2
+
+
+class Tried(msgspec.Struct, frozen=True):
+    """How often a notice failed, and when it is tried again (seconds since 1970)."""
+
+    failures: int
+    next_at: float
+
+
+class Outbox(msgspec.Struct, frozen=True, kw_only=True):
+    """What the receiver was told, by alert, and what failed, by notice."""
+
+    v: int = 1
+    told: dict[str, Told] = {}
+    tried: dict[str, Tried] = {}
+
+
+class Delivery(msgspec.Struct, frozen=True, kw_only=True):
+    """What one pass did. ``next_at`` is when the next one has something to do, if known."""
+
+    delivered: int = 0
+    failed: int = 0
+    waiting: int = 0
+    next_at: float | None = None
+    message: str = ""
+
+
+@dataclass(slots=True)
+class Webhook:
+    """Tells the receiver in ``settings`` of the alerts in ``book``; its memory is in ``folder``."""
+
+    settings: AlertsSection
+    book: AlertBook
+    folder: Path
+    now: Callable[[], float]
+    chance: Callable[[], float] = random.random
+    delivered: int = field(default=0, init=False)
+    failed: int = field(default=0, init=False)
+    waiting: int = field(default=0, init=False)
+
+    def deliver(self) -> Delivery:
+        """Send what is due now; one pass at a time over all processes.
+
+        Raises WebhookSecretError, or KvrunError where an alert cannot be read. A receiver that does
+        not take a message is no error: the report says so, and when it is tried again.
+        """
+        if self.settings.webhook_url is None:
+            return Delivery()
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            lock = hold_file(self.folder / "webhook.lock", str(os.getpid()))
+        except FileTakenError:
+            return Delivery()
+        try:
+            done = self._deliver()
+        finally:
+            os.close(lock)
+        self.delivered += done.delivered
+        self.failed += done.failed
+        self.waiting = done.waiting
+        return done
+
+    def _deliver(self) -> Delivery:
+        alerts = self.book.all()
+        outbox = self._load()
+        if outbox is None:
+            outbox = Outbox(told=already_settled(alerts))
+            self._save(outbox)
+        known = {alert.id for alert in alerts}
+        outbox = Outbox(
+            told={name: told for name, told in outbox.told.items() if name in known},
+            tried=outbox.tried,
+        )
+        waiting = pending(alerts, outbox.told)
+        secret = self._secret() if waiting else b""
+        delivered = failed = 0
+        blocked: set[str] = set()
+        message = ""
+        for notice in waiting:
+            alert_id, tried = notice.alert.id, outbox.tried.get(notice.id)
+            # What happened to one alert is told in its order.
+            if alert_id in blocked or (tried is not None and tried.next_at > self.now()):
+                blocked.add(alert_id)
+                continue
+            try:
+                self.send(notice, secret)
+            except WebhookError as error:
+                failed, message = failed + 1, error.message
+                blocked.add(alert_id)
+                outbox = self._failed(outbox, notice, tried)
+                if error.status == _UNREACHED:
+                    break
+                continue
+            delivered += 1
+            outbox = self._told(outbox, notice)
+        left = pending(alerts, outbox.told)
+        due = [outbox.tried[item.id].next_at for item in left if item.id in outbox.tried]
+        return Delivery(
+            delivered=delivered,
+            failed=failed,
+            waiting=len(left),
+            next_at=min(due, default=None),
+            message=message,
+        )
+
+    def send(self, notice: Notice, secret: bytes) -> None:
+        """Send one notice. Raises WebhookError; status 503 where the receiver was not reached."""
+        settings, moment = self.settings, self.now()
+        slack = settings.webhook_format == "slack"
+        body = slack_message(notice) if slack else json_message(notice, moment)
+        headers = {"User-Agent": "kvrun", "X-Kvrun-Delivery": notice.id}
+        if secret:
+            headers["X-Kvrun-Signature"] = signature(secret, body, moment)
+        limits = HttpLimits(
+            timeout_s=settings.webhook_timeout_s,
+            max_bytes=_MAX_ANSWER_BYTES,
+            ca_file=settings.webhook_ca_file,
+        )
+        url = settings.webhook_url or ""
+        try:
+            answer = post(url, body, "application/json", limits, headers)
+        except WitnessUnavailableError as error:
+            # Whoever has the address of a webhook may write to it: it is in no message.
+            raise WebhookError(error.message.replace(url, settings.receiver)) from None
+        if not 200 <= answer.status < 300:
+            refused = WebhookError(f"{settings.receiver} answered with status {answer.status}")
+            refused.status = answer.status
+            raise refused
+
+    def _told(self, outbox: Outbox, notice: Notice) -> Outbox:
+        name = notice.alert.id
+        told = {**outbox.told, name: told_of(notice, outbox.told.get(name))}
+        tried = {key: item for key, item in outbox.tried.items() if key != notice.id}
+        return self._save(Outbox(told=told, tried=tried))
+
+    def _failed(self, outbox: Outbox, notice: Notice, before: Tried | None) -> Outbox:
+        failures = 1 + (before.failures if before is not None else 0)
+        next_at = self.now() + next_delay(0.0, failures, self.chance())
+        tried = {**outbox.tried, notice.id: Tried(failures, next_at)}
+        return self._save(Outbox(told=outbox.told, tried=tried))
+
+    def _load(self) -> Outbox | None:
+        try:
+            return msgspec.json.decode((self.folder / _FILE).read_bytes(), type=Outbox)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, msgspec.MsgspecError):
+            _log.warning("what the webhook was told is not readable; every alert is told again")
+            return Outbox()
+
+    def _save(self, outbox: Outbox) -> Outbox:
+        replace_file(self.folder / _FILE, msgspec.json.encode(outbox, order="sorted") + b"\n")
+        return outbox
+
+    def _secret(self) -> bytes:
+        path = self.settings.webhook_secret_file
+        if path is None:
+            return b""
+        try:
+            open_to_others = path.stat().st_mode & 0o077
+            secret = path.read_bytes().strip()
+        except OSError as error:
+            raise WebhookSecretError(
+                f"alerts.webhook_secret_file {path} cannot be read: {error.strerror}"
+            ) from None
+        if open_to_others or len(secret) < _MIN_SECRET_BYTES:
+            raise WebhookSecretError(
+                f"alerts.webhook_secret_file {path} must hold at least {_MIN_SECRET_BYTES} bytes "
+                "and belong to its owner alone (0600)"
+            )
+        return secret
+
+
+_UNREACHED = 503
