@@ -40,6 +40,10 @@ class ControlJournal:
         """The log's folder."""
         return self.layout.control_audit
 
+    def append(self, entry: AuditEvent) -> None:
+        """One durable record about people or deployments. Raises AuditError."""
+        self._write(entry)
+
     def record(
         self,
         event: Event,
