@@ -25,10 +25,12 @@ from kvrun.erasure.certificate import ErasureStatement
 from kvrun.erasure.errors import ErasureError
 from kvrun.erasure.job import Job, JobState, JobStore
 from kvrun.erasure.plan import Plan, erasure_scope
+from kvrun.erasure.user_request import UserRequest
 from kvrun.instance.erasures import ErasureResult
 from kvrun.instance.parts import certificates_folder
 from kvrun.launch.erasing import erase as erase_one
 from kvrun.launch.erasing import plan_erasure, requester
+from kvrun.launch.erasing_users import open_user_requests
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -196,6 +198,7 @@ def list_command(
     found = [_row(statement, archive) for statement in archive.statements()]
     jobs = [job for job in _jobs(config).jobs() if job.state is not JobState.CERTIFIED]
     found += [_open_row(job) for job in jobs]
+    found += [_request_row(request) for request in open_user_requests(config)]
     if reference:
         found = [row for row in found if row["reference"] == reference]
     if as_json:
@@ -250,15 +253,22 @@ def print_places(certificate: str, opening: Path | None) -> None:
 
 
 def write_opening(text: str, path: Path) -> Path:
-    """Write an opening (0600). Raises ErasureError where the file exists or cannot be."""
+    """Write an opening (0600) durably; one that is there already is left.
+
+    Raises ErasureError where another file exists or it cannot be written.
+    """
     try:
+        if path.exists() and path.read_text(encoding="utf-8") == text:
+            return path
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
         with os.fdopen(os.open(path, flags, 0o600), "w", encoding="utf-8") as file:
             file.write(text)
-    except OSError as error:
+            file.flush()
+            os.fsync(file.fileno())
+    except (OSError, ValueError) as error:
         typer.echo(text)
         raise ErasureError(
-            f"the opening cannot be written to {path}: {error.strerror}; it was printed instead",
+            f"the opening cannot be written to {path}: {error}; it was printed instead",
             hint="The erasure is done and certified. Keep the printed line: it is kept nowhere.",
         ) from error
     return path
@@ -340,5 +350,19 @@ def _open_row(job: Job) -> dict[str, str]:
         "reference": job.reference,
         "class": "",
         "keys": str(len(job.keys)),
+        "certificate": "",
+    }
+
+
+def _request_row(request: UserRequest) -> dict[str, str]:
+    """A request over several deployments that has to be asked again."""
+    return {
+        "id": request.id,
+        "state": "open",
+        "kind": "user",
+        "issued_at": "",
+        "reference": request.reference,
+        "class": "",
+        "keys": "",
         "certificate": "",
     }

@@ -1,11 +1,13 @@
 """``kvrun erase user``: one person, in all given deployments of a workspace, one certificate."""
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 from urllib.parse import unquote
 
 import typer
+from rich.markup import escape
 
 from kvrun.cli.erase import (
     Confirm,
@@ -19,10 +21,15 @@ from kvrun.cli.erase import (
 )
 from kvrun.cli.options import DEFAULT_CONFIG, AsJson, console, print_json, read_config, table
 from kvrun.config import KvrunConfig
-from kvrun.erasure.certificate import ChildEntry, ChildOutcome
 from kvrun.erasure.errors import ErasureError
-from kvrun.launch.erasing import certify_parent, plan_erasure, requester
-from kvrun.launch.erasing_users import BETWEEN_TOKENS, erase_in_each, sum_plans
+from kvrun.launch.erasing import plan_erasure, requester
+from kvrun.launch.erasing_users import (
+    BETWEEN_TOKENS,
+    UserAsked,
+    UserErased,
+    erasing_user,
+    sum_plans,
+)
 
 
 def user(
@@ -32,6 +39,13 @@ def user(
     legal_basis: LegalBasis = "",
     plan: PlanOnly = False,
     confirm: Confirm = "",
+    certify_pending: Annotated[
+        bool,
+        typer.Option(
+            "--certify-pending",
+            help="Certify although a deployment fails; it is listed as pending.",
+        ),
+    ] = False,
     opening: OpeningFile = None,
     config_file: Annotated[
         list[Path] | None,
@@ -47,15 +61,17 @@ def user(
     """Erase one person in the deployments whose configurations are given, stopped ones included.
 
     Each deployment gives a certificate, also where it held nothing; one parent certificate lists
-    them. A deployment that has Storage in a given one's data folder, but whose configuration was
-    not given, is listed as pending, and the command ends with status 1. Others are not seen.
+    them. Where one fails, or the command is cut short, ask again with the same reference: it goes
+    on from there, and there is one parent in the end. A deployment that has Storage in a given
+    one's data folder, but whose configuration was not given, is listed as pending, and the command
+    ends with status 1. Others are not seen.
 
     Example: kvrun erase user alice --workspace acme --ref DSAR-123 -c a/kvrun.toml -c b/kvrun.toml
     """
     configs = _deployments(config_file or [DEFAULT_CONFIG], workspace)
-    asked = {"kind": "user", "tenant": user_id}
+    asked = UserAsked(workspace, user_id, reference, requester(), legal_basis)
     if plan:
-        counted = [plan_erasure(config, asked, offline=True) for config in configs]
+        counted = [plan_erasure(config, asked.scope, offline=True) for config in configs]
         whole = sum_plans(workspace, counted)
         if as_json:
             print_json({"deployments": counted, "token": whole.token})
@@ -68,41 +84,41 @@ def user(
             f"the token is a plan's over {len(tokens)} deployments, not {len(configs)}",
             hint="Give the same --config options in the same order as with --plan.",
         )
-    wanted = {
-        **asked,
-        "requester": requester(),
-        "reference": reference,
-        "legal_basis": legal_basis,
-    }
-    children, problems = erase_in_each(configs, wanted, tokens)
-    for name in _without_configuration(configs, workspace):
-        children.append(ChildEntry(deployment=name, outcome=ChildOutcome.PENDING))
-        problems[name] = "its Storage is here, but not its configuration"
-    if all(child.outcome is ChildOutcome.PENDING for child in children):
-        raise ErasureError(
-            "nothing was erased: " + "; ".join(f"{k}: {v}" for k, v in problems.items()),
-            hint="kvrun erase user ... --plan prints the token to confirm with",
-        )
-    parent = certify_parent(configs[0], {**wanted, "confirmed": "yes"}, children)
-    if as_json:
-        print_json(
-            {
-                "id": parent.id,
-                "certificate": parent.certificate,
-                "opening": parent.opening,
-                "children": children,
-                "problems": problems,
-            }
-        )
-    else:
-        place = write_opening(parent.opening, opening or Path(f"{parent.id}.opening.json"))
-        rows = table("deployment", "outcome", "certificate")
-        for child in children:
-            why = problems.get(child.deployment, child.certificate_id)
-            rows.add_row(child.deployment, child.outcome.value.replace("_", " "), why)
-        console().print(rows)
-        print_places(parent.certificate, place)
-    raise typer.Exit(1 if problems else 0)
+    unknown = dict.fromkeys(
+        _without_configuration(configs, workspace), "its Storage is here, but not its configuration"
+    )
+    with erasing_user(
+        configs, asked, tokens, unknown=unknown, certify_pending=certify_pending
+    ) as done:
+        if as_json:
+            print_json(
+                {
+                    "id": done.parent.id,
+                    "certificate": done.parent.certificate,
+                    "opening": done.openings[done.parent.id],
+                    "openings": done.openings,
+                    "children": done.children,
+                    "problems": done.problems,
+                }
+            )
+            sys.stdout.flush()
+        else:
+            _hand_out(done, opening)
+    raise typer.Exit(1 if done.problems else 0)
+
+
+def _hand_out(done: UserErased, opening: Path | None) -> None:
+    first = opening or Path(f"{done.parent.id}.opening.json")
+    for certificate_id, text in done.openings.items():
+        own = first if certificate_id == done.parent.id else None
+        write_opening(text, own or first.with_name(f"{certificate_id}.opening.json"))
+    rows = table("deployment", "outcome", "certificate")
+    for child in done.children:
+        why = child.certificate_id or done.problems.get(child.deployment, "")
+        rows.add_row(escape(child.deployment), child.outcome.value.replace("_", " "), escape(why))
+    console().print(rows)
+    print_places(done.parent.certificate, first)
+    typer.echo("The other certificates' openings are beside it, by certificate id.")
 
 
 def _deployments(paths: Sequence[Path], workspace: str) -> list[KvrunConfig]:

@@ -69,6 +69,11 @@ class DataLayout:
         return self.data_dir / "erasure"
 
     @property
+    def user_requests(self) -> Path:
+        """Requests to erase a user in several deployments that are not finished."""
+        return self.erasure / "users"
+
+    @property
     def known_engines(self) -> Path:
         """Processes of engines that may hold plaintext."""
         return self.erasure / "engines.json"

@@ -16,6 +16,7 @@ import msgspec
 
 from kvrun.durable import sync_folder
 from kvrun.erasure.certificate import (
+    ChildEntry,
     GpuEntry,
     RequestKind,
     RootEntry,
@@ -77,7 +78,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     ``orphans`` are (tenant_ref, session_ref) of ciphertext in the scope without a key; ``root_id``
     and ``epoch`` name the root and its live epoch key before; ``engines`` are the process ids of
     engines that were asked to scrub; ``digest`` is the SHA-256 of the signed statement once it is
-    in the ledger; ``addenda`` counts the certificates issued since.
+    in the ledger; ``addenda`` counts the certificates issued since; with ``children`` it certifies
+    what became of a user in several deployments, and begins as proven.
     """
 
     id: str
@@ -106,6 +108,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     checks: list[VerificationEntry] = []
     digest: str = ""
     addenda: int = 0
+    children: list[ChildEntry] = []
 
     @property
     def sessions(self) -> list[ErasedKey]:

@@ -14,6 +14,7 @@ import msgspec
 
 from kvrun.claims.claim import decode_base64url, encode_base64url
 from kvrun.erasure.certificate import RequestKind
+from kvrun.erasure.commitment import ErasedSubject
 from kvrun.erasure.errors import ErasureError
 
 TOKEN_LIFETIME_S = 600.0
@@ -52,6 +53,17 @@ class ErasureScope:
         if self.kind is RequestKind.DEPLOYMENT:
             return True
         return tenant == self.tenant and self.session in ("", session)
+
+    def subject(self, workspace: str, deployment: str) -> ErasedSubject:
+        """Whom or what it erases there."""
+        ids = {RequestKind.SESSION: self.session, RequestKind.DEPLOYMENT: deployment}
+        return ErasedSubject(
+            kind=self.kind,
+            id=ids.get(self.kind, self.tenant),
+            workspace=workspace,
+            deployment=deployment,
+            tenant=self.tenant if self.session else "",
+        )
 
     def overlaps(self, other: "ErasureScope") -> bool:
         """Whether some session could lie in both."""

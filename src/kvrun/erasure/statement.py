@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from kvrun import __version__
 from kvrun.audit.record import format_time
 from kvrun.erasure.certificate import (
-    ChildEntry,
     DestroyedKeyEntry,
     ErasureStatement,
     GpuEntry,
@@ -39,6 +38,8 @@ def statement_of(
     job: Job, facts: StatementFacts, *, certificate_id: str, issued_at: float
 ) -> ErasureStatement:
     """The statement of a job that was proven. ``issued_at`` in seconds since 1970."""
+    if job.children:
+        return _parent_statement(job, facts, issued_at)
     held = bool(job.keys) or any(tier.blocks for tier in job.tiers)
     claim = facts.claim if job.keys else None
     destroyed_at = job.destroyed_at or issued_at
@@ -84,38 +85,6 @@ def statement_of(
     )
 
 
-def parent_statement(
-    job: Job, children: Sequence[ChildEntry], facts: StatementFacts, *, issued_at: float
-) -> ErasureStatement:
-    """The statement over several deployments' own certificates."""
-    return ErasureStatement(
-        id=job.id,
-        issued_at=format_time(issued_at),
-        request=Request(
-            id=job.id,
-            kind=RequestKind.USER,
-            requester=job.requester,
-            reference=job.reference,
-            legal_basis=job.legal_basis,
-            requested_at=format_time(job.requested_at),
-        ),
-        scope=Scope(workspace=job.workspace, commitments=sorted(job.commitments)),
-        keys=[],
-        tiers=[],
-        gpu=GpuEntry(),
-        verification=[],
-        claim_class=None,
-        complete_after=format_time(issued_at),
-        snapshot_retention_days=SnapshotRetention(),
-        exclusions=["What each deployment's own certificate excludes."],
-        steps=[],
-        children=sorted(children, key=lambda child: child.deployment),
-        software=Software(version=__version__),
-        policy_revision=facts.policy_revision,
-        log=facts.log_id,
-    )
-
-
 def exclusions(claim: ClaimClass | None, notes: Sequence[str] = (), *, declared: bool) -> list[str]:
     """What an erasure of this class does not cover, in plain words."""
     found = [
@@ -145,3 +114,33 @@ def exclusions(claim: ClaimClass | None, notes: Sequence[str] = (), *, declared:
             "Images of the running machine's memory taken before the erasure (see complete_after)."
         )
     return found
+
+
+def _parent_statement(job: Job, facts: StatementFacts, issued_at: float) -> ErasureStatement:
+    """The statement over several deployments' own certificates."""
+    return ErasureStatement(
+        id=job.id,
+        issued_at=format_time(issued_at),
+        request=Request(
+            id=job.id,
+            kind=RequestKind.USER,
+            requester=job.requester,
+            reference=job.reference,
+            legal_basis=job.legal_basis,
+            requested_at=format_time(job.requested_at),
+        ),
+        scope=Scope(workspace=job.workspace, commitments=sorted(job.commitments)),
+        keys=[],
+        tiers=[],
+        gpu=GpuEntry(),
+        verification=[],
+        claim_class=None,
+        complete_after=format_time(issued_at),
+        snapshot_retention_days=SnapshotRetention(),
+        exclusions=["What each deployment's own certificate excludes."],
+        steps=[],
+        children=sorted(job.children, key=lambda child: (child.deployment, child.certificate_id)),
+        software=Software(version=__version__),
+        policy_revision=facts.policy_revision,
+        log=facts.log_id,
+    )

@@ -9,6 +9,8 @@ import msgspec
 from kvrun.audit.settings import LogHealth
 from kvrun.cache.store import CacheStats
 from kvrun.erasure.certificate import ChildEntry, RequestKind
+from kvrun.erasure.commitment import SALT_BYTES
+from kvrun.erasure.job import ID_BYTES
 from kvrun.erasure.plan import ErasureScope, Plan, erasure_scope
 from kvrun.errors import KvrunError
 from kvrun.instance.erasures import ErasedSession, ErasureRequest, ErasureResult, Erasures
@@ -149,7 +151,10 @@ class AdminService:
 
 
 def erasure_request(arguments: Mapping[str, str]) -> ErasureRequest:
-    """The request in an operation's arguments. Raises ScopeNotServedError."""
+    """The request in an operation's arguments.
+
+    Raises ScopeNotServedError, or UnknownOperationError for an argument that is malformed.
+    """
     return ErasureRequest(
         _scope(arguments),
         arguments.get("requester", ""),
@@ -157,6 +162,9 @@ def erasure_request(arguments: Mapping[str, str]) -> ErasureRequest:
         arguments.get("legal_basis", ""),
         arguments.get("confirm", ""),
         arguments.get("confirmed", "") == "yes",
+        _hex(arguments, "id", ID_BYTES).hex(),
+        _hex(arguments, "salt", SALT_BYTES),
+        _seconds(arguments, "requested_at"),
     )
 
 
@@ -171,3 +179,22 @@ def _argument(arguments: Mapping[str, str], name: str) -> str:
     if not value:
         raise UnknownOperationError(f"the operation needs an argument {name!r}")
     return value
+
+
+def _hex(arguments: Mapping[str, str], name: str, size_bytes: int) -> bytes:
+    """So many bytes in lower-case hexadecimal; none where the argument is missing."""
+    value = arguments.get(name, "")
+    if value and (len(value) != 2 * size_bytes or not set(value) <= set("0123456789abcdef")):
+        raise UnknownOperationError(f"the argument {name!r} is not {size_bytes} bytes in hex")
+    return bytes.fromhex(value)
+
+
+def _seconds(arguments: Mapping[str, str], name: str) -> float:
+    """Seconds since 1970; 0 where the argument is missing."""
+    try:
+        seconds = float(arguments.get(name) or 0)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < float("inf"):
+        raise UnknownOperationError(f"the argument {name!r} is no time")
+    return seconds

@@ -12,23 +12,13 @@ from pathlib import Path
 import msgspec
 
 from kvrun.audit.errors import AuditError
-from kvrun.audit.record import Event
-from kvrun.erasure.certificate import ChildEntry, GpuEntry, RequestKind
-from kvrun.erasure.commitment import SALT_BYTES, ErasedSubject, commit, make_opening
-from kvrun.erasure.document import make_certificate, sign_statement
+from kvrun.audit.record import Event, format_time
+from kvrun.erasure.certificate import ChildEntry, GpuEntry, StepEntry
+from kvrun.erasure.commitment import SALT_BYTES, commit, make_opening
 from kvrun.erasure.errors import ErasureError
 from kvrun.erasure.job import ID_BYTES, Job, JobState, JobStore
-from kvrun.erasure.plan import (
-    ErasureScope,
-    Plan,
-    TierCount,
-    add_tiers,
-    check_token,
-    make_token,
-    needs_token,
-)
+from kvrun.erasure.plan import ErasureScope, Plan
 from kvrun.erasure.run import run_job
-from kvrun.erasure.statement import parent_statement
 from kvrun.erasure.targets import ScrubOutcome
 from kvrun.errors import KvrunError
 from kvrun.instance.erasing import (
@@ -39,7 +29,8 @@ from kvrun.instance.erasing import (
     scrubbed_pages,
 )
 from kvrun.instance.erasing_scopes import ErasingScopes
-from kvrun.keys.selection import KeySelection, SelectedKey
+from kvrun.instance.erasure_plans import ErasurePlans
+from kvrun.keys.selection import KeySelection
 
 _LISTED = 10_000
 _replace = msgspec.structs.replace
@@ -49,7 +40,11 @@ _log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class ErasureRequest:
     """Who asks for what. ``confirm`` is a plan's token; ``confirmed`` says that none is needed,
-    because the caller had another one checked."""
+    because the caller had another one checked.
+
+    With ``id`` (24 hex digits) and ``salt`` (32 random bytes) the same request can come again and
+    gets the same answer. ``requested_at`` (seconds since 1970): when, if it was before now.
+    """
 
     scope: ErasureScope
     requester: str
@@ -57,6 +52,9 @@ class ErasureRequest:
     legal_basis: str = ""
     confirm: str = ""
     confirmed: bool = False
+    id: str = ""
+    salt: bytes = b""
+    requested_at: float = 0.0
 
 
 class ErasedSession(msgspec.Struct, frozen=True):
@@ -72,7 +70,8 @@ class ErasedSession(msgspec.Struct, frozen=True):
 class ErasureResult(msgspec.Struct, frozen=True, kw_only=True):
     """A finished erasure. ``opening`` proves whom it is about; it is given out here only.
 
-    ``more`` sessions were erased than ``erased`` lists.
+    ``more`` sessions were erased than ``erased`` lists. ``earlier``: this was done when the request
+    came before.
     """
 
     id: str
@@ -83,6 +82,7 @@ class ErasureResult(msgspec.Struct, frozen=True, kw_only=True):
     opening: str
     digest: str
     more: int = 0
+    earlier: bool = False
 
 
 class Erasures:
@@ -107,13 +107,14 @@ class Erasures:
         self.on_failed: Callable[[str], None] = lambda kind: None
         self._parts = parts
         self._jobs = jobs
-        self._token_key = token_key
         self._random_bytes = random_bytes
         self._keys = KeySelection(parts.instance.keys)
+        self._plans = ErasurePlans(parts.instance, self._keys, token_key, parts.now)
         self._under_way = ErasingScopes(
             lambda scope: self.on_erasing(scope), lambda scope: self.on_erased(scope)
         )
         self._late = threading.RLock()
+        self._parents = threading.Lock()
         self._early: dict[int, ScrubOutcome] = {}
         # By id, as they are now, also what the disk did not take.
         self._unfinished: dict[str, Job] = {}
@@ -127,65 +128,29 @@ class Erasures:
 
     def plan(self, scope: ErasureScope) -> Plan:
         """What an erasure of the scope would reach now, with the token to confirm it."""
-        instance = self._parts.instance
-        found = self._select(scope)
-        tiers: list[TierCount] = []
-        for key in found:
-            if key.session_ref:
-                blocks = instance.cache.measure(key.tenant_ref, key.session_ref)
-                tiers.append(TierCount(tier="memory", blocks=blocks[0], bytes=blocks[1]))
-                tiers.append(TierCount(tier="disk", blocks=blocks[2], bytes=blocks[3]))
-        sessions = [key for key in found if key.generation]
-        tenants = len({key.tenant_ref for key in found})
-        token = ""
-        if needs_token(scope):
-            token = make_token(
-                self._token_key,
-                scope,
-                tenants=tenants,
-                sessions=len(sessions),
-                now=self._parts.now(),
-            )
-        return Plan(
-            kind=scope.kind,
-            workspace=instance.workspace,
-            deployment=instance.deployment,
-            tenants=tenants,
-            sessions=len(sessions),
-            requests=sum(
-                scope.covers(handle.keys.scope.tenant, handle.keys.scope.session)
-                for handle in instance.handles
-                if handle.finished_at is None
-            ),
-            tiers=add_tiers(tiers),
-            claim_class=instance.keys.claim.value,
-            token=token,
-        )
+        return self._plans.plan(scope)
 
     def erase(
         self, request: ErasureRequest, *, begins: Callable[[], None] = lambda: None
     ) -> ErasureResult:
         """Erase and certify; returns when the certificate is stored.
 
-        ``begins`` is called when it is its turn, before it looks for keys.
+        ``begins`` is called when it is its turn, before it looks for keys. A request whose id came
+        before is answered with what became of it.
 
-        Raises ConfirmationError without a good token where one is needed, and what a step raises.
+        Raises ConfirmationError without a good token where one is needed, ErasureError for an id
+        of another erasure or of one that is not finished, and what a step raises.
         """
-        scope, parts = request.scope, self._parts
-        if needs_token(scope) and not request.confirmed:
-            found = self._select(scope)
-            check_token(
-                self._token_key,
-                request.confirm,
-                scope,
-                tenants=len({key.tenant_ref for key in found}),
-                sessions=sum(1 for key in found if key.generation),
-                now=parts.now(),
-            )
-        job, opening = self._new_job(request)
+        scope = request.scope
+        opening = self._opening(request, self._parts.instance.deployment)
         with self._under_way.alone(scope):
+            earlier = self._earlier(request, opening)
+            if earlier is not None:
+                return _replace(self._result(earlier, opening), earlier=True)
+            if not request.confirmed:
+                self._plans.check(scope, request.confirm)
             begins()
-            done = self._run(job, scope)
+            done = self._run(self._new_job(request, opening), scope)
         return self._result(done, opening)
 
     def resume(self) -> int:
@@ -263,46 +228,60 @@ class Erasures:
     def parent(
         self, request: ErasureRequest, children: list[ChildEntry]
     ) -> tuple[str, Path, bytes]:
-        """Certify what became of a user in several deployments; id, path and opening."""
-        parts = self._parts
-        job, opening = self._new_job(request)
-        statement = parent_statement(job, children, parts.facts, issued_at=parts.now())
-        signed = sign_statement(statement, parts.signer())
-        inclusion = parts.ledger.certified(job.id, job.workspace, job.deployment, signed.digest)
-        path = parts.archive.put(job.id, make_certificate(signed, inclusion))
-        return job.id, path, opening
+        """Certify what became of a user in several deployments; id, path and opening.
+
+        A request whose id came before has its certificate already. Raises ErasureError.
+        """
+        opening = self._opening(request, "")
+        with self._parents:
+            job = self._earlier(request, opening)
+            if job is None:
+                step = StepEntry(name=JobState.PROVEN.value, at=format_time(self._parts.now()))
+                job = _replace(
+                    self._new_job(request, opening),
+                    state=JobState.PROVEN,
+                    steps=[step],
+                    children=children,
+                )
+                self._save(job)
+                self._finish(job)
+        return job.id, self._parts.archive.path(job.id), opening
 
     def certificate(self, erasure_id: str) -> bytes | None:
         """The certificate of an erasure, if there is one."""
         return self._parts.archive.get(erasure_id)
 
-    def _select(self, scope: ErasureScope) -> tuple[SelectedKey, ...]:
-        everything = scope.kind is RequestKind.DEPLOYMENT
-        return self._keys.select(None if everything else scope.tenant, scope.session or None).keys
+    def _opening(self, request: ErasureRequest, deployment: str) -> bytes:
+        subject = request.scope.subject(self._parts.instance.workspace, deployment)
+        return make_opening(subject, request.salt or self._random_bytes(SALT_BYTES))
 
-    def _new_job(self, request: ErasureRequest) -> tuple[Job, bytes]:
-        scope, instance = request.scope, self._parts.instance
-        ids = {RequestKind.SESSION: scope.session, RequestKind.DEPLOYMENT: instance.deployment}
-        subject = ErasedSubject(
-            kind=scope.kind,
-            id=ids.get(scope.kind, scope.tenant),
-            workspace=instance.workspace,
-            deployment=instance.deployment,
-            tenant=scope.tenant if scope.session else "",
-        )
-        opening = make_opening(subject, self._random_bytes(SALT_BYTES))
-        job = Job(
-            id=self._random_bytes(ID_BYTES).hex(),
-            kind=scope.kind,
+    def _new_job(self, request: ErasureRequest, opening: bytes) -> Job:
+        instance, now = self._parts.instance, self._parts.now()
+        return Job(
+            id=request.id or self._random_bytes(ID_BYTES).hex(),
+            kind=request.scope.kind,
             workspace=instance.workspace,
             deployment=instance.deployment,
             requester=_printable(request.requester),
             reference=_printable(request.reference),
             legal_basis=_printable(request.legal_basis),
-            requested_at=self._parts.now(),
+            requested_at=min(request.requested_at or now, now),
             commitments=[commit(opening)],
         )
-        return job, opening
+
+    def _earlier(self, request: ErasureRequest, opening: bytes) -> Job | None:
+        """The erasure that this request began when it came before."""
+        if not request.id:
+            return None
+        job = self._unfinished.get(request.id) or self._jobs.load(request.id)
+        if job is not None and commit(opening) not in job.commitments:
+            raise ErasureError(f"the erasure {request.id} is about something else")
+        if job is not None and job.state is not JobState.CERTIFIED:
+            raise ErasureError(
+                f"the erasure {request.id} is not finished; it stands at {job.state}",
+                hint="The daemon goes on with it by itself: ask again.",
+            )
+        return job
 
     def _result(self, job: Job, opening: bytes) -> ErasureResult:
         held = bool(job.keys)
