@@ -13,6 +13,9 @@ from kvrun.claims.claim import ClaimError
 from kvrun.errors import KvrunError
 from kvrun.keys.errors import KeysError
 
+REUSE_TIERS = ("gpu", "memory", "disk")
+_OPEN_TIERS = (Tier.MEMORY, Tier.DISK)
+
 
 class Denial(StrEnum):
     """Why a request may not use the cache, as far as a metric says."""
@@ -108,7 +111,3 @@ class Totals:
             return replace(
                 now, denied=dict(now.denied), reused=dict(now.reused), opened=dict(now.opened)
             )
-
-
-REUSE_TIERS = ("gpu", "memory", "disk")
-_OPEN_TIERS = (Tier.MEMORY, Tier.DISK)

@@ -111,7 +111,9 @@ class TelemetryEndpoint:
     @property
     def port(self) -> int:
         """The TCP port."""
-        return int(self._server.server_address[1])
+        address = self._server.server_address
+        assert isinstance(address, tuple)
+        return int(address[1])
 
     def close(self) -> None:
         """Stop answering."""
