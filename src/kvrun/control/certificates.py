@@ -161,9 +161,7 @@ class CertificateShelf:
 
     def _read(self, certificate_id: str) -> bytes | None:
         try:
-            return self._storage.get_range(
-                self._name(certificate_id), 0, MAX_CERTIFICATE_BYTES + 1
-            )
+            return self._storage.get_range(self._name(certificate_id), 0, MAX_CERTIFICATE_BYTES + 1)
         except ObjectMissingError:
             return None
 

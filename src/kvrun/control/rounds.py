@@ -65,10 +65,11 @@ def _store_certificates(plane: ControlPlane) -> CertificatesReport:
     whose = (deployment.workspace, deployment.name)
     logs = (item for item in plane.memory.all() if (item.workspace, item.deployment) == whose)
     log = next(logs, None)
-    for problem in done.problems if log is not None else ():
-        plane.alarm.warn(
-            AlertKind.STORED_DIFFERS, log, problem.detail, problem.files, about=problem.name
-        )
+    if log is not None:
+        for problem in done.problems:
+            plane.alarm.warn(
+                AlertKind.STORED_DIFFERS, log, problem.detail, problem.files, about=problem.name
+            )
     return CertificatesReport(
         stored=done.stored, problems=[problem.detail for problem in done.problems]
     )
