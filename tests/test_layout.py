@@ -24,6 +24,8 @@ LAYERS = (
     {"control"},
     {"launch"},
     {"accounts", "deployments"},
+    {"api"},
+    {"console"},
     {"demo", "bench"},
     {"cli"},
     {"__main__"},

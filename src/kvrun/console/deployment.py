@@ -1,0 +1,137 @@
+"""A deployment's overview, cache and settings, and what moves on its pages."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Annotated
+
+from fastapi import Query, Response
+
+from kvrun.accounts.permissions import Permission
+from kvrun.api.dependencies import DeploymentId, WorkspaceId
+from kvrun.console.charts import Part
+from kvrun.console.desk import Desk, DeskNow, page_router, place_of
+from kvrun.console.frame import LAUNCHERS, section_page
+from kvrun.console.live import stream
+from kvrun.deployments.machine import Command, allowed
+from kvrun.deployments.model import Deployment, LauncherKind
+from kvrun.deployments.views import Overview, ReuseByTier
+
+router = page_router()
+PLACE = "/workspaces/{workspace_id}/deployments/{deployment_id}"
+_POINTS = 200
+"""Of the line of new requests: five minutes."""
+_ACTS = (
+    (Command.START, "Start", ""),
+    (Command.DRAIN, "Drain", "plain"),
+    (Command.STOP, "Stop", "plain"),
+    (Command.RESTART, "Restart", "plain"),
+    (Command.REBUILD, "Rebuild", "plain"),
+)
+
+
+@router.get(PLACE)
+def get_overview(desk: DeskNow, workspace_id: WorkspaceId, deployment_id: DeploymentId) -> Response:
+    """State, numbers, and examples to copy."""
+    workspace = desk.workspace(workspace_id)
+    found = desk.deployment(Permission.VIEW, workspace_id, deployment_id)
+    view = desk.services.views.overview(found.id)
+    acts = []
+    if found.launcher is LauncherKind.LOCAL and desk.may(Permission.DEPLOY, workspace_id, found.id):
+        possible = allowed(found.state)
+        acts = [(name.value, label, kind) for name, label, kind in _ACTS if name in possible]
+    return section_page(
+        desk,
+        workspace,
+        found,
+        "overview",
+        "overview.html",
+        live=True,
+        view=view,
+        parts=_parts(view.reuse),
+        history=[],
+        acts=acts,
+        may_make_keys=desk.may(Permission.KEYS, workspace_id),
+    )
+
+
+@router.get(PLACE + "/cache")
+def get_cache(desk: DeskNow, workspace_id: WorkspaceId, deployment_id: DeploymentId) -> Response:
+    """The tiers, how each is protected, and why one is off or bounded."""
+    workspace = desk.workspace(workspace_id)
+    found = desk.deployment(Permission.VIEW, workspace_id, deployment_id)
+    view = desk.services.views.cache(found.id)
+    return section_page(
+        desk, workspace, found, "cache", "deployment_cache.html", live=True, view=view
+    )
+
+
+@router.get(PLACE + "/settings")
+def get_settings(desk: DeskNow, workspace_id: WorkspaceId, deployment_id: DeploymentId) -> Response:
+    """What the deployment was made with, where it is, and how to end it."""
+    workspace = desk.workspace(workspace_id)
+    found = desk.deployment(Permission.VIEW, workspace_id, deployment_id)
+    may_deploy = desk.may(Permission.DEPLOY, workspace_id, found.id)
+    deletable = found.launcher is not LauncherKind.OWN and not found.read_only
+    return section_page(
+        desk,
+        workspace,
+        found,
+        "settings",
+        "deployment_settings.html",
+        live=True,
+        may_deploy=may_deploy,
+        may_delete=may_deploy and deletable,
+        attached=found.launcher is LauncherKind.ATTACHED,
+        errors={},
+    )
+
+
+@router.get(PLACE + "/events")
+def get_events(
+    desk: DeskNow,
+    workspace_id: WorkspaceId,
+    deployment_id: DeploymentId,
+    section: Annotated[str, Query(max_length=20)] = "",
+) -> Response:
+    """What changes on a deployment's page."""
+    desk.deployment(Permission.VIEW, workspace_id, deployment_id)
+    counts: deque[int] = deque(maxlen=_POINTS)
+
+    def fragments() -> Mapping[str, str]:
+        found = desk.services.deployments.get(deployment_id)
+        view = desk.services.views.overview(found.id) if section == "overview" else None
+        if view is not None and view.requests is not None:
+            counts.append(view.requests)
+        return _fragments(desk, found, view, _new_requests(counts))
+
+    return stream(desk, fragments)
+
+
+def _fragments(
+    desk: Desk, found: Deployment, view: Overview | None, history: Sequence[int]
+) -> Mapping[str, str]:
+    values = {"deployment": found, "place": place_of(found), "launchers": LAUNCHERS}
+    sent = {"state": desk.pages.text("deployment_state.html", values)}
+    if view is not None:
+        numbers = {**values, "view": view, "parts": _parts(view.reuse), "history": history}
+        sent["numbers"] = desk.pages.text("overview_numbers.html", numbers)
+    return sent
+
+
+def _new_requests(counts: Sequence[int]) -> list[int]:
+    """How many requests came in each interval; a restart begins to count anew."""
+    return [max(0, after - before) for before, after in pairwise(counts)]
+
+
+def _parts(reuse: ReuseByTier | None) -> list[Part]:
+    """Where prompt tokens came from, as parts of a bar."""
+    if reuse is None:
+        return []
+    tiers = (("GPU memory", reuse.gpu_tokens), ("Memory tier", reuse.memory_tokens),
+             ("Persistent tier", reuse.disk_tokens))  # fmt: skip
+    parts = [Part(name, tokens, number) for number, (name, tokens) in enumerate(tiers)]
+    computed = max(0, reuse.prompt_tokens - sum(tokens for _, tokens in tiers))
+    return [*parts, Part("Computed anew", computed, 5)]
