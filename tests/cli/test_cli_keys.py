@@ -96,7 +96,7 @@ def test_an_api_key_is_replaced_and_ended(daemon: Daemon) -> None:
 
 
 def test_what_cannot_be_rotated_here_says_how_it_is(daemon: Daemon) -> None:
-    assert "one launch" in kvrun(daemon, "rotate", "claim", status=2)
+    assert "no gateway is connected" in kvrun(daemon, "rotate", "claim", status=1)
     assert "name the API key" in " ".join(kvrun(daemon, "rotate", "api", status=2).split())
     assert "no key 'web'" in kvrun(daemon, "rotate", "api", "web", status=2)
     assert "no key '0000'" in kvrun(daemon, "revoke", "0000", status=2)

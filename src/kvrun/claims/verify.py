@@ -38,11 +38,36 @@ class ClaimVerifier:
         workspace: str | None = None,
         clock_skew_s: float = DEFAULT_CLOCK_SKEW_S,
     ) -> None:
+        # Replaced whole, never changed, so that threads may look meanwhile. An id that ended stays.
         self._keys = {key_id_of(key): key for key in public_keys}
+        self._ends: dict[str, float] = {}
         self._deployment = deployment
         self._workspace = workspace
         self._now = now
         self._clock_skew_s = clock_skew_s
+
+    def believed(self) -> dict[str, tuple[Ed25519PublicKey, float | None]]:
+        """The keys whose claims are believed now, by id, each with the time at which it ends."""
+        return {
+            key_id: (key, self._ends.get(key_id))
+            for key_id, key in self._keys.items()
+            if not self._ended(key_id)
+        }
+
+    def add(self, key: Ed25519PublicKey) -> bool:
+        """Believe another key's claims; False for one that was ended before."""
+        key_id = key_id_of(key)
+        if key_id in self._ends:
+            return False
+        self._keys = {**self._keys, key_id: key}
+        return True
+
+    def end(self, key_ids: Iterable[str], at: float) -> None:
+        """Believe claims of these keys only until ``at``, or earlier if that was said before."""
+        known = {key_id: at for key_id in key_ids if key_id in self._keys}
+        self._ends = {k: min(at, self._ends.get(k, at)) for k, at in known.items()} | {
+            k: at for k, at in self._ends.items() if k not in known
+        }
 
     def verify(self, token: str) -> Claim:
         """The claim in a token that may be believed now; otherwise raises ClaimError."""
@@ -59,7 +84,7 @@ class ClaimVerifier:
         if payload is None or signature is None:
             raise malformed("the claim's payload or signature is not canonical base64url")
         key = self._keys.get(key_id)
-        if key is None:
+        if key is None or self._ended(key_id):
             raise ClaimError(ClaimFault.UNKNOWN_KEY, "the claim was signed with an unknown key")
         signed = token[: -len(encoded_signature) - 1].encode("ascii")
         try:
@@ -71,6 +96,9 @@ class ClaimVerifier:
         claim = decode_payload(payload)
         self._check_place_and_time(claim)
         return claim
+
+    def _ended(self, key_id: str) -> bool:
+        return self._now() >= self._ends.get(key_id, float("inf"))
 
     def _check_place_and_time(self, claim: Claim) -> None:
         if claim.deployment != self._deployment:

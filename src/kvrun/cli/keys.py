@@ -61,8 +61,8 @@ def rotate(
             "--overlap",
             min=0,
             metavar="SECONDS",
-            help="How long earlier keys go on. Usual: api 7 days, instance 1 day,"
-            " checkpoint 90 days, certificate 1 hour.",
+            help="How long earlier keys go on. Usual: api 7 days, claim as long as claims hold,"
+            " instance 1 day, checkpoint 90 days, certificate 1 hour.",
         ),
     ] = None,
     valid_for_s: Annotated[
@@ -79,7 +79,8 @@ def rotate(
 ) -> None:
     """Put a new key in the place of one, while everything goes on running.
 
-    epoch and root are replaced by the running daemon, which destroys the ones before. A new API
+    epoch and root are replaced by the running daemon, which destroys the ones before. For claim
+    every connected gateway makes a key of its own, and the daemon believes it at once. A new API
     key is printed once. Ends with status 2 for what cannot be rotated in this way.
 
     Example: kvrun keys rotate checkpoint --overlap 7776000

@@ -4,7 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from kvrun.claims.claim import Claim, ClaimSigner, encode_base64url
+from kvrun.claims.claim import Claim, encode_base64url
+from kvrun.claims.rotating import RotatingSigner
 from kvrun.gateway.apikeys import SCOPE_INFERENCE
 from kvrun.gateway.auth import Authenticator
 from kvrun.gateway.body import check_body, stamp_body
@@ -56,7 +57,7 @@ class Admission:
         policy: IdentityPolicy,
         authenticator: Authenticator,
         directory: SessionDirectory | None,
-        signer: ClaimSigner | None,
+        signer: RotatingSigner | None,
         seen: SeenTenant,
         claim_lifetime_s: int,
         now: Callable[[], float],

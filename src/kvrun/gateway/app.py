@@ -9,8 +9,8 @@ from pathlib import Path
 import aiohttp
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from kvrun.claims import ClaimSigner
 from kvrun.claims.keyfile import load_signing_key
+from kvrun.claims.rotating import RotatingSigner
 from kvrun.config.gateway import GatewaySettings, JwtSettings
 from kvrun.gateway.admission import Admission
 from kvrun.gateway.apikeys_file import WatchedApiKeys
@@ -53,9 +53,9 @@ class GatewayParts:
         self.running = RunningRequests()
         if claim_key is None and settings.claim_key_file is not None:
             claim_key = load_signing_key(settings.claim_key_file)
-        signer = ClaimSigner(claim_key) if claim_key is not None else None
+        signer = RotatingSigner(claim_key) if claim_key is not None else None
         if make_client is None and settings.instance_socket is not None:
-            make_client = self._daemon_client(settings.instance_socket, token)
+            make_client = self._daemon_client(settings.instance_socket, token, signer)
         if make_client is not None:
             if signer is None:
                 raise GatewayConfigError(
@@ -100,7 +100,9 @@ class GatewayParts:
         if self.directory is not None:
             self.directory.invalidate_all()
 
-    def _daemon_client(self, socket_path: Path, token: str) -> Callable[[], InstanceClient]:
+    def _daemon_client(
+        self, socket_path: Path, token: str, signer: RotatingSigner | None
+    ) -> Callable[[], InstanceClient]:
         def make() -> InstanceClient:
             # Imported here: the gateway's pure parts are used without a daemon (tests, benches).
             from kvrun.instance.client import AsyncInstanceClient
@@ -111,6 +113,7 @@ class GatewayParts:
                 on_invalidated=self.on_invalidated,
                 on_erasing=self.on_erasing,
                 on_lost=self._forget_all,
+                claims=signer,
             )
 
         return make

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import logging
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from kvrun.claims.rotating import RotatingSigner
 from kvrun.errors import KvrunError
+from kvrun.instance.claim_messages import ClaimKey, ClaimKeyTaken, RenewClaimKey
 from kvrun.instance.connection import Connection, InstanceUnavailableError, make_hello
 from kvrun.instance.grant import SessionGrant
 from kvrun.instance.protocol import (
@@ -31,6 +34,7 @@ from kvrun.instance.protocol import (
 
 _READ_BYTES = 1 << 16
 _RECONNECT_S = 1.0
+_log = logging.getLogger(__name__)
 
 
 class SessionRefusedError(KvrunError):
@@ -110,13 +114,16 @@ class AsyncInstanceClient:
         on_invalidated: Callable[[str, str], None],
         on_lost: Callable[[], None],
         on_erasing: Callable[[str, str], None] = lambda tenant, session: None,
+        claims: RotatingSigner | None = None,
         erase_timeout_s: float = 300.0,
     ) -> None:
+        """``claims``: the signer whose key the daemon may have replaced."""
         self._socket = socket
         self._hello = make_hello(Role.GATEWAY, token, "kvrun-gateway")
         self._on_invalidated = on_invalidated
         self._on_erasing = on_erasing
         self._on_lost = on_lost
+        self._claims = claims
         self._erase_timeout_s = erase_timeout_s
         self._calls = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[SessionOpened]] = {}
@@ -259,7 +266,20 @@ class AsyncInstanceClient:
             )
         self._welcome = first
         self._writer = writer
+        if self._claims is not None and self._claims.key_id not in first.claim_keys:
+            # It was replaced while this gateway, or the daemon, was away.
+            self._introduce(0)
         return reader
+
+    def _introduce(self, call: int) -> None:
+        if self._claims is None or self._writer is None:
+            return
+        made = self._claims.introduction()
+        self._writer.write(
+            encode_frame(
+                ClaimKey(call, made.public_key, made.introduced_by, made.signature, made.replaces)
+            )
+        )
 
     async def _keep(self, reader: asyncio.StreamReader) -> None:
         while True:
@@ -295,6 +315,13 @@ class AsyncInstanceClient:
                     erased = self._erasing.get(message.call)
                     if erased is not None and not erased.done():
                         erased.set_result(message)
+                elif isinstance(message, RenewClaimKey):
+                    self._introduce(message.call)
+                elif isinstance(message, ClaimKeyTaken):
+                    if message.reason:
+                        _log.warning("the daemon refused a claim key: %s", message.reason)
+                    elif self._claims is not None:
+                        self._claims.use(message.key_id)
                 elif isinstance(message, SessionInvalidated):
                     tell = self._on_erasing if message.erasing else self._on_invalidated
                     tell(message.tenant, message.session)

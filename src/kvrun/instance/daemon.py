@@ -20,6 +20,7 @@ from kvrun.errors import KvrunError
 from kvrun.instance.admin import AdminService
 from kvrun.instance.audit_access import AuditAccess
 from kvrun.instance.auditing import AuditWatch, Directory
+from kvrun.instance.claim_keys import ClaimKeys
 from kvrun.instance.erasures import Erasures
 from kvrun.instance.instance import Instance
 from kvrun.instance.key_access import KeyAccess
@@ -151,6 +152,17 @@ def _open_instance(
             },
         )
         admin.add(KeyAccess(instance.keys, parts.journal).operations())
+        claim_keys = ClaimKeys(
+            instance.verifier,
+            {
+                key_id_of(key): raw
+                for key, raw in zip(public_keys, secrets.claim_public_keys, strict=True)
+            },
+            parts.journal,
+            now=time.time,
+            overlap_s=config.gateway.claim_lifetime_s,
+        )
+        admin.add(claim_keys.operations())
         admin.add(AuditAccess(parts.log).operations())
         admin.add({"whois": Directory(instance.keys, parts.journal).whois})
         server = InstanceServer(
@@ -159,13 +171,10 @@ def _open_instance(
             admin,
             erasures,
             scrubber,
+            claim_keys,
             ServerSettings(
                 instance_id=parts.log_id,
                 tokens=secrets.tokens(),
-                claim_keys={
-                    key_id_of(key): raw
-                    for key, raw in zip(public_keys, secrets.claim_public_keys, strict=True)
-                },
                 context_window=config.deployment.context_window or 0,
                 match_deadline_ms=config.instance.match_deadline_ms,
                 transfer_deadline_ms=config.instance.load_deadline_ms,

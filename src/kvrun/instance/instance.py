@@ -67,7 +67,7 @@ class Instance:
         self.on_expired: Callable[[list[bytes]], None] = lambda owners: None
         self.is_being_erased: Callable[[str, str], bool] = lambda tenant, session: False
         self.tracing: Tracing = NoTracing()
-        self._verifier = verifier
+        self.verifier = verifier
         self._replays = ReplayWindow()
         self._now = now
         self._retention = RetentionDay(now())
@@ -252,7 +252,7 @@ class Instance:
             handle.unpin()
             handle.opened.clear()
             return handle
-        claim = self._verifier.verify(message.claim)
+        claim = self.verifier.verify(message.claim)
         if claim.salt != message.salt:
             raise DeniedError(Denial.CLAIM, "the engine's salt is not the claim's")
         with self._lock:
@@ -332,7 +332,7 @@ class Instance:
         if handle is not None:
             return handle.request_id
         try:
-            return self._verifier.verify(message.claim).request_id
+            return self.verifier.verify(message.claim).request_id
         except ClaimError:
             return ""
 

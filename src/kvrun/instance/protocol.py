@@ -15,6 +15,8 @@ from collections.abc import Iterator
 import msgspec
 
 from kvrun.errors import KvrunError
+from kvrun.instance.claim_messages import ClaimKey, ClaimKeyTaken, RenewClaimKey
+from kvrun.instance.message import Message as Message
 
 PROTOCOL_VERSION = 1
 MAX_FRAME_BYTES = 16 * 1024 * 1024
@@ -40,10 +42,6 @@ class Verdict(enum.StrEnum):
 
     ADMITTED = "admitted"
     DENIED = "denied"
-
-
-class Message(msgspec.Struct, frozen=True, tag_field="t", forbid_unknown_fields=True):
-    """Base of every message."""
 
 
 class GroupLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -313,6 +311,9 @@ AnyMessage = (
     | SessionInvalidated
     | EraseUser
     | UserErased
+    | RenewClaimKey
+    | ClaimKey
+    | ClaimKeyTaken
     | AdminCall
     | AdminReply
 )

@@ -17,6 +17,8 @@ from kvrun.audit.record import Event
 from kvrun.erasure.plan import ErasureScope
 from kvrun.errors import KvrunError
 from kvrun.instance.admin import AdminService
+from kvrun.instance.claim_keys import ClaimKeys
+from kvrun.instance.claim_messages import ClaimKey, RenewClaimKey
 from kvrun.instance.erasures import Erasures
 from kvrun.instance.instance import Instance
 from kvrun.instance.layout import engine_layout, worker_shape
@@ -66,7 +68,6 @@ class ServerSettings:
 
     instance_id: str
     tokens: Mapping[Role, str]
-    claim_keys: Mapping[str, bytes]
     context_window: int
     match_deadline_ms: int
     transfer_deadline_ms: int
@@ -84,12 +85,14 @@ class InstanceServer:
         admin: AdminService,
         erasures: Erasures,
         scrubber: SchedulerScrubber,
+        claim_keys: ClaimKeys,
         settings: ServerSettings,
     ) -> None:
         self._instance = instance
         self._transfers = transfers
         self._admin = admin
         self._scrubber = scrubber
+        self._claim_keys = claim_keys
         self._settings = settings
         self._roles: dict[Peer, Role] = {}
         self._links: dict[Peer, WorkerLink] = {}
@@ -107,6 +110,7 @@ class InstanceServer:
         scrubber.on_late = erasures.acknowledged
         instance.on_stale_claim = self._announce_erasure
         instance.on_revoked = self._announce_revoked
+        claim_keys.ask_gateways = self._ask_gateways
 
     async def serve(self, path: Path, stop: asyncio.Event) -> None:
         """Listen until ``stop`` is set."""
@@ -228,7 +232,7 @@ class InstanceServer:
             workspace=self._instance.workspace,
             deployment=self._instance.deployment,
             stateless=self._instance.stateless,
-            claim_keys=dict(settings.claim_keys),
+            claim_keys=self._claim_keys.believed(),
             context_window=settings.context_window,
             match_deadline_ms=settings.match_deadline_ms,
             transfer_deadline_ms=settings.transfer_deadline_ms,
@@ -260,6 +264,8 @@ class InstanceServer:
                 self._run(self._pool, lambda: peer.send_soon(self._open_session(message)))
             case (Role.GATEWAY, EraseUser()):
                 self._user_erasures.ask(message, peer.send_soon)
+            case (Role.GATEWAY, ClaimKey()):
+                self._run(self._pool, lambda: peer.send_soon(self._claim_keys.take(message)))
             case (Role.ADMIN, AdminCall()):
                 pool = self._erasing if message.operation.startswith("erase") else self._pool
                 self._run(pool, lambda: peer.send_soon(self._admin_call(message)))
@@ -322,6 +328,12 @@ class InstanceServer:
 
     def _announce_revoked(self, handles: list[int]) -> None:
         self._push(Role.SCHEDULER, Revoked(tuple(handles)))
+
+    def _ask_gateways(self, message: RenewClaimKey) -> Callable[[], int]:
+        asked = [peer for peer, role in list(self._roles.items()) if role is Role.GATEWAY]
+        for peer in asked:
+            peer.send_soon(message)
+        return lambda: sum(peer in self._roles for peer in asked)
 
     def _push(self, to: Role, message: Message) -> None:
         """Send to every process of a role, from any thread; before the start there is none."""

@@ -14,6 +14,7 @@ from kvrun.config import KvrunConfig
 from kvrun.errors import KvrunError
 from kvrun.gateway.apikeys import load_api_keys
 from kvrun.gateway.apikeys_file import revoke_api_key, rotate_api_key
+from kvrun.instance.claim_keys import ClaimKeyFacts, ClaimKeysRotated
 from kvrun.instance.key_access import KeyFacts
 from kvrun.keys.signing import KeyPurpose, SigningKey, SigningRing
 from kvrun.launch.admin import ask_daemon
@@ -97,6 +98,8 @@ class KeyInventory:
 
         Raises KvrunError.
         """
+        if kind is KeyKind.CLAIM:
+            return self._rotate_claim(overlap_s)
         if overlap_s is None:
             overlap_s = DEFAULT_OVERLAP_S.get(kind, 0)
         if kind is KeyKind.API:
@@ -105,11 +108,6 @@ class KeyInventory:
             )
             note = f"key {key_id} is valid for {overlap_s} s more; gateways know within a second"
             return Rotated(kind=kind.value, id=record.id, note=note, secret=text)
-        if kind is KeyKind.CLAIM:
-            raise KeyCommandError(
-                "claim keys live as long as one launch and are in no file that could be replaced",
-                hint="Stop and start `kvrun up`, or `kvrun instance` and `kvrun gateway`.",
-            )
         if kind in SIGNING_PURPOSES:
             ring = SigningRing(self.config.layout.signing_keys, now=self.now)
             made = ring.rotate(SIGNING_PURPOSES[kind], valid_for_s=valid_for_s, overlap_s=overlap_s)
@@ -147,7 +145,30 @@ class KeyInventory:
             for record in load_api_keys(path)
         ]  # fmt: skip
 
+    def _rotate_claim(self, overlap_s: int | None) -> Rotated:
+        asked = {} if overlap_s is None else {"overlap_s": str(overlap_s)}
+        answer = ask_daemon(self.config, "rotate_claim", asked)
+        done = msgspec.json.decode(answer, type=ClaimKeysRotated)
+        note = f"claims of earlier keys are believed for {done.overlap_s} s more"
+        return Rotated(kind="claim", id=", ".join(done.keys), note=note)
+
     def _claim(self) -> list[KeyEntry]:
+        try:
+            found = ask_daemon(self.config, "claim_keys")
+        except KvrunError:
+            return self._claim_of_launch()
+        return [
+            KeyEntry(
+                kind="claim",
+                id=key.id,
+                state="in use" if key.until is None else "verifies",
+                valid_until=None if key.until is None else int(key.until),
+                note="lives as long as the launch",
+            )
+            for key in msgspec.json.decode(found, type=list[ClaimKeyFacts])
+        ]
+
+    def _claim_of_launch(self) -> list[KeyEntry]:
         path = self.config.instance.claim_public_key_file or self.config.layout.claim_public_key
         if not path.exists():
             return []
