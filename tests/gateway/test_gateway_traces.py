@@ -104,6 +104,7 @@ async def test_a_collector_that_is_away_costs_requests_nothing(
     start_gateway: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
+    monkeypatch.setattr("kvrun.telemetry.otel._CLOSE_S", 0.2)
     away = open_tracing("kvrun-gateway", {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"})
     gateway = await start_gateway(tracing=away)
     status, _ = await gateway.chat()
