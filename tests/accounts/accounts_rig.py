@@ -28,6 +28,7 @@ from kvrun.state import Database
 IDLE_S, ABSOLUTE_S = 600, 3600
 OWN = "own"
 """The address that belongs to a name."""
+_HTTP = httpx.Client()
 SETTINGS = OidcSettings("https://id.example", "kvrun", "https://kvrun.example/callback")
 
 
@@ -35,7 +36,7 @@ class KnownProvider(OidcClient):
     """A provider in which everybody's identity has been checked already."""
 
     def __init__(self, identity: OidcIdentity) -> None:
-        super().__init__(SETTINGS, httpx.Client(), lambda: 0.0)
+        super().__init__(SETTINGS, _HTTP, lambda: 0.0)
         self.identity = identity
         self.state = ""
 

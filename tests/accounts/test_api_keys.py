@@ -41,9 +41,7 @@ def test_a_key_acts_as_its_holder_within_its_scopes(site: Site) -> None:
 def test_a_key_reaches_only_its_workspace(site: Site) -> None:
     owner = site.member("olga", Role.OWNER)
     second = site.accounts.create_workspace(owner, "second")
-    _, secret = site.accounts.create_key(
-        site.again(owner), site.workspace().id, "k", [Scope.ADMIN]
-    )
+    _, secret = site.accounts.create_key(site.again(owner), site.workspace().id, "k", [Scope.ADMIN])
     actor = site.accounts.authenticate_key(secret)
     assert second.id not in actor.roles
     with pytest.raises(ForbiddenError, match="only people"):
@@ -85,7 +83,9 @@ def test_a_key_that_ended_is_refused_like_an_unknown_one(site: Site, end: str) -
     assert not site.accounts.list_keys(owner, place.id)[0].active
 
 
-@pytest.mark.parametrize("text", ["", "kvk_", "kvk_\ud800", "kvk_" + "é" * 50, "x" * 10_000, "kvk_\0"])
+@pytest.mark.parametrize(
+    "text", ["", "kvk_", "kvk_\ud800", "kvk_" + "é" * 50, "x" * 10_000, "kvk_\0"]
+)
 def test_what_is_no_key_is_refused(local_site: Site, text: str) -> None:
     with pytest.raises(UnauthenticatedError):
         local_site.accounts.authenticate_key(text)
@@ -120,9 +120,7 @@ def test_nobody_makes_a_key_that_could_do_more_than_its_holder(site: Site) -> No
             dev, place.id, "k", [Scope.AUDIT_READ], service_account_id=service.id
         )
     with pytest.raises(ForbiddenError, match="allows no API key"):
-        site.accounts.create_key(
-            owner, place.id, "k", [Scope.INFER], service_account_id=service.id
-        )
+        site.accounts.create_key(owner, place.id, "k", [Scope.INFER], service_account_id=service.id)
 
 
 def test_a_key_that_makes_a_key_gives_it_no_longer_life(site: Site) -> None:

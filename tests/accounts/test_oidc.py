@@ -30,13 +30,13 @@ ROLES = {"admins": "acme:admin", "dpo": "acme:privacy", "ops": "developer"}
 class Browser:
     """A person's browser: it keeps one cookie and follows the provider's redirect by hand."""
 
-    def __init__(self, site: Site, client: OidcClient, provider: OidcProvider) -> None:
-        self.site, self.client, self.provider = site, client, provider
+    def __init__(self, site: Site, client: OidcClient, http: httpx.Client) -> None:
+        self.site, self.client, self.http = site, client, http
 
     def go(self) -> tuple[OidcStart, dict[str, str]]:
         """Begin, visit the provider, and come back with what it put into the address."""
         start = self.site.accounts.begin_oidc(self.client)
-        answer = httpx.get(start.url)
+        answer = self.http.get(start.url)
         assert answer.status_code == 302, answer.text
         target = answer.headers["location"]
         assert target.startswith(CALLBACK + "?")
@@ -75,7 +75,7 @@ def provider(running: OidcProvider) -> OidcProvider:
     return running
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def http() -> Iterator[httpx.Client]:
     with httpx.Client(timeout=10) as client:
         yield client
@@ -92,7 +92,7 @@ def client_of(
 def browser(local_site: Site, provider: OidcProvider, http: httpx.Client) -> Browser:
     local_site.workspace("acme")
     local_site.workspace("default")
-    return Browser(local_site, client_of(provider, http), provider)
+    return Browser(local_site, client_of(provider, http), http)
 
 
 def test_a_group_gives_a_role_and_takes_it_again(browser: Browser, provider: OidcProvider) -> None:
@@ -110,7 +110,10 @@ def test_a_group_gives_a_role_and_takes_it_again(browser: Browser, provider: Oid
     provider.person = Person(groups=[])
     with pytest.raises(ForbiddenError, match="nobody has given you a role"):
         browser.sign_in()
-    assert accounts.actor_of(browser.site.accounts.open_sign_in(actor.id, method="x").token).roles == {}
+    assert (
+        accounts.actor_of(browser.site.accounts.open_sign_in(actor.id, method="x").token).roles
+        == {}
+    )
 
 
 def test_a_role_given_by_hand_stays_whatever_the_groups_say(
@@ -145,7 +148,7 @@ def test_a_public_client_signs_in_with_pkce_alone(
     local_site.workspace("acme")
     provider.client_secret = None
     provider.person = Person(groups=["dpo"])
-    Browser(local_site, client_of(provider, http, secret=None), provider).sign_in()
+    Browser(local_site, client_of(provider, http, secret=None), http).sign_in()
 
 
 def test_a_wrong_client_secret_signs_nobody_in(
@@ -153,7 +156,7 @@ def test_a_wrong_client_secret_signs_nobody_in(
 ) -> None:
     provider.person = Person(groups=["dpo"])
     with pytest.raises(SignInError, match="HTTP 401"):
-        Browser(local_site, client_of(provider, http, secret="wrong"), provider).sign_in()
+        Browser(local_site, client_of(provider, http, secret="wrong"), http).sign_in()
 
 
 def test_a_new_signing_key_is_fetched(
@@ -325,7 +328,9 @@ def test_a_code_that_is_none_is_not_sent_to_the_provider(
     assert "/token" not in provider.asked
 
 
-def test_the_provider_itself_refuses_what_the_specifications_forbid(provider: OidcProvider) -> None:
+def test_the_provider_itself_refuses_what_the_specifications_forbid(
+    provider: OidcProvider, http: httpx.Client
+) -> None:
     asked = {
         "response_type": "code",
         "client_id": "kvrun",
@@ -335,8 +340,8 @@ def test_the_provider_itself_refuses_what_the_specifications_forbid(provider: Oi
         "code_challenge": "x" * 43,
     }
     elsewhere = {**asked, "redirect_uri": "http://127.0.0.1:1/"}
-    assert httpx.get(f"{provider.issuer}/authorize", params=elsewhere).status_code == 400
-    here = httpx.get(f"{provider.issuer}/authorize", params={**asked, "redirect_uri": CALLBACK})
+    assert http.get(f"{provider.issuer}/authorize", params=elsewhere).status_code == 400
+    here = http.get(f"{provider.issuer}/authorize", params={**asked, "redirect_uri": CALLBACK})
     assert "error=invalid_request" in here.headers["location"]
 
 

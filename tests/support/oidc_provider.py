@@ -63,7 +63,9 @@ class _Code:
 class OidcProvider:
     """One provider on a free port of loopback, with one client."""
 
-    def __init__(self, *, client_id: str = "kvrun", client_secret: str | None = "s e/cret+1") -> None:
+    def __init__(
+        self, *, client_id: str = "kvrun", client_secret: str | None = "s e/cret+1"
+    ) -> None:
         self.client_id, self.client_secret = client_id, client_secret
         self.person = Person()
         self.lies = Lies()
@@ -138,9 +140,9 @@ class OidcProvider:
             return
         answer = {"state": query["state"]} if "state" in query else {}
         answer["iss"] = self.issuer
-        if query.get("response_type") != "code" or "openid" not in query.get("scope", "").split():
-            answer["error"] = "invalid_request"
-        elif query.get("code_challenge_method") != "S256" or len(query["code_challenge"]) != 43:
+        with_pkce = query.get("code_challenge_method") == "S256"
+        scopes = query.get("scope", "").split()
+        if query.get("response_type") != "code" or "openid" not in scopes or not with_pkce:
             answer["error"] = "invalid_request"
         else:
             answer["code"] = code = secrets.token_urlsafe(24)

@@ -83,7 +83,17 @@ class PostgresCluster:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _answers(self) -> bool:
-        asked = [BINARIES / "psql", "-h", self.folder, "-U", USER, "-d", "postgres", "-c", "SELECT 1"]
+        asked = [
+            BINARIES / "psql",
+            "-h",
+            self.folder,
+            "-U",
+            USER,
+            "-d",
+            "postgres",
+            "-c",
+            "SELECT 1",
+        ]
         return subprocess.run(asked, check=False, capture_output=True).returncode == 0
 
 

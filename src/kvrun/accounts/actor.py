@@ -35,7 +35,7 @@ class ActorKind(StrEnum):
     API_KEY = "api_key"
     """A person's API key."""
     LOCAL_OWNER = "local_owner"
-    """Whoever could read the owner link token on the machine: for the first start and emergencies."""
+    """Whoever could read the owner link token: for the first start and for emergencies."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Sign-in at an identity provider: OpenID Connect Core 1.0, authorization code with PKCE (RFC 7636).
+"""Sign-in at an identity provider: OpenID Connect, authorization code with PKCE (RFC 7636).
 
 The ID token is believed only when all of this holds: signed with an allowed asymmetric algorithm
 by a key of the provider's JWKS, from the issuer, for this client, not expired, with the nonce of

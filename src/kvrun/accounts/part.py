@@ -15,7 +15,6 @@ from kvrun.accounts.events import AccessEvent, AccessEventKind, OnEvent, ignore
 from kvrun.accounts.tokens import RandomBytes
 from kvrun.state.database import Database
 
-
 MAX_FAILURES_A_MINUTE = 60
 """Failed sign-ins that are put on record one by one."""
 
@@ -112,7 +111,7 @@ class Part:
             self._after_event(event)
 
     def _tell_failure(self, detail: str) -> None:
-        """Tell of a failed sign-in, unless too many came within a minute: anybody can cause them."""
+        """Tell of a failed sign-in; anybody can cause them, so not of all in a minute."""
         now = int(self._now())
         with self._failures_lock:
             if now - self._failures_since >= 60:

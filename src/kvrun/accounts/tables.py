@@ -57,7 +57,7 @@ class UserRow(Base):
 
 
 class MemberRow(Base):
-    """A person's role in a workspace. ``from_group``: given, and taken, by the identity provider."""
+    """A person's role in a workspace. ``from_group``: the identity provider gives and takes it."""
 
     __tablename__ = "members"
 

@@ -60,10 +60,8 @@ class Database:
         a password.
         """
         parsed = _parse(url)
-        if parsed.get_backend_name() == "sqlite":
-            engine = _sqlite(parsed)
-        else:
-            engine = _postgresql(parsed)
+        is_sqlite = parsed.get_backend_name() == "sqlite"
+        engine = _sqlite(parsed) if is_sqlite else _postgresql(parsed)
         database = cls(engine)
         try:
             with engine.begin() as connection:
