@@ -186,7 +186,7 @@ def _may_agree(session: Session, workspace_id: str, user_id: str | None) -> bool
     return found is not None
 
 
-def _who_may_agree(workspace_id: str) -> Select[tuple[str]]:
+def _who_may_agree(workspace_id: str) -> Select[str]:
     roles = [role.value for role in Role if Permission.ERASE_WIDE in ROLE_PERMISSIONS[role]]
     return (
         select(MemberRow.user_id)
