@@ -1,0 +1,234 @@
+"""Erasures, certificates, logs, alerts and Storage. Times are seconds or RFC 3339, as said."""
+
+import msgspec
+
+
+class TierCount(msgspec.Struct, frozen=True, kw_only=True):
+    """What a tier holds of something."""
+
+    tier: str
+    blocks: int
+    bytes: int
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What an erasure would reach now.
+
+    ``token`` confirms it for ten minutes and is empty where none is needed; ``needs_approval``: a
+    second person has to agree. ``claim_class`` is what the key root can prove.
+    """
+
+    kind: str
+    tenants: int
+    sessions: int
+    requests: int
+    tiers: list[TierCount]
+    claim_class: str
+    token: str
+    needs_approval: bool = False
+
+
+class Erased(msgspec.Struct, frozen=True, kw_only=True):
+    """A finished erasure; ``id`` is also its certificate's.
+
+    ``opening`` proves whom the certificate is about: keep it, it is in this answer and nowhere
+    else. ``unacknowledged`` names engines that have not confirmed yet.
+    """
+
+    id: str
+    claim_class: str
+    sessions: int
+    unacknowledged: list[str]
+    opening: str
+
+
+class Erasure(msgspec.Struct, frozen=True, kw_only=True):
+    """An erasure; ``state`` is ``certified`` once it has its certificate. Times RFC 3339."""
+
+    id: str
+    state: str
+    kind: str
+    requested_at: str
+    issued_at: str
+    reference: str
+    claim_class: str
+    keys: int
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True):
+    """A step of an erasure that was taken, at a time (RFC 3339)."""
+
+    name: str
+    at: str
+
+
+class ErasureProgress(Erasure, frozen=True, kw_only=True):
+    """How far an erasure has come; ``certificates`` are its certificate and addenda."""
+
+    steps: list[Step]
+    unacknowledged: list[str]
+    certificates: list[str]
+
+
+class DeploymentPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """One deployment's part of a person's erasure; ``problem`` says why there is no plan."""
+
+    deployment_id: str
+    name: str
+    plan: Plan | None
+    problem: str
+
+
+class UserPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What erasing a person would reach, by deployment."""
+
+    deployments: list[DeploymentPlan]
+
+    def tokens(self) -> dict[str, str]:
+        """The plans' tokens by deployment id, as ``erase_user`` takes them."""
+        return {part.deployment_id: part.plan.token for part in self.deployments if part.plan}
+
+
+class Child(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a person's erasure in one deployment."""
+
+    deployment: str
+    outcome: str
+    certificate_id: str
+    problem: str
+
+
+class UserErased(msgspec.Struct, frozen=True, kw_only=True):
+    """A person's erasure; ``id`` is that of the certificate over all deployments.
+
+    ``openings`` by certificate id are in this answer and nowhere else.
+    """
+
+    id: str
+    deployments: list[Child]
+    openings: dict[str, str]
+
+
+class Certificate(msgspec.Struct, frozen=True, kw_only=True):
+    """What a certificate states; ``claim_class`` is empty where nothing was held. RFC 3339."""
+
+    id: str
+    deployment_id: str
+    kind: str
+    reference: str
+    requester: str
+    issued_at: str
+    complete_after: str
+    claim_class: str
+    keys: int
+    unacknowledged: int
+
+
+class Banner(msgspec.Struct, frozen=True, kw_only=True):
+    """The verdict on one log, ``text`` as a sentence. ``newer_records`` None: nobody can say."""
+
+    log: str
+    text: str
+    verified_up_to: int
+    at: float | None
+    newer_records: int | None
+    key_id: str
+    witnesses: dict[str, int]
+    alert: str
+    retired: str
+
+
+class Segment(msgspec.Struct, frozen=True, kw_only=True):
+    """A file of the collected log."""
+
+    name: str
+    first: int
+    end: int
+    size_bytes: int
+
+
+class AuditLog(msgspec.Struct, frozen=True, kw_only=True):
+    """A deployment's log; ``produces`` says what its engine can and cannot produce."""
+
+    banners: list[Banner]
+    segments: list[Segment]
+    more_segments: bool
+    produces: str
+    collectable: bool
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """A record of an audit log; docs/spec/audit-log.md says what its fields mean."""
+
+    v: int
+    log: str
+    epoch: int
+    seq: int
+    ts: str
+    event: str
+    outcome: str
+    prev: str
+    workspace: str
+    deployment: str
+    request_id: str
+    tenant_ref: str
+    session_ref: str
+    tier: str
+    tier_to: str
+    blocks: int
+    blocks_root: str
+    bytes: int
+    tokens: int
+    lost: int
+    key_id: str
+    digest: str
+    policy_revision: str
+    reason: str
+
+
+class CollectedLog(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of collecting one log; ``size`` records are verified now."""
+
+    source: str
+    outcome: str
+    log: str
+    size: int
+    new_records: int
+    stored_size: int
+    alert: str
+    message: str
+
+
+class Collection(msgspec.Struct, frozen=True, kw_only=True):
+    """What a collection did, and what it found beside."""
+
+    logs: list[CollectedLog]
+    findings: list[str]
+
+
+class Alert(msgspec.Struct, frozen=True, kw_only=True):
+    """An alert; without ``deployment_id`` it is about the control plane. Times in seconds."""
+
+    id: str
+    deployment_id: str
+    deployment_name: str
+    kind: str
+    log: str
+    seq: int
+    detail: str
+    raised_at: float
+    stops: bool
+    count: int
+    files: list[str]
+    acknowledged_at: float | None
+    acknowledged_because: str
+
+
+class StorageEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """A folder or an object of Storage; ``note`` says what it is and who could read it."""
+
+    key: str
+    name: str
+    folder: bool
+    size_bytes: int
+    note: str
