@@ -83,16 +83,7 @@ class Directory:
         cannot be logged.
         """
         reference = arguments.get("tenant_ref", "").strip().lower()
-        reason = arguments.get("reason", "").strip()
-        if (
-            not reason
-            or len(reason) > _MAX_REASON
-            or not (reason.isascii() and reason.isprintable())
-        ):
-            raise LookUpError(
-                "a look-up needs a reason, which is logged",
-                hint=f"Give one of at most {_MAX_REASON} printable ASCII characters.",
-            )
+        reason = check_reason(arguments.get("reason", ""))
         if not reference or len(reference) > _MAX_REASON or not reference.isalnum():
             raise LookUpError("a reference is the `tenant_ref` of a record")
         tenant = self._tenant(reference)
@@ -110,3 +101,14 @@ class Directory:
             if info.tenant_ref == reference:
                 return info.tenant
         return None
+
+
+def check_reason(text: str) -> str:
+    """Why somebody looks a person up, as it is logged. Raises LookUpError."""
+    reason = text.strip()
+    if not reason or len(reason) > _MAX_REASON or not (reason.isascii() and reason.isprintable()):
+        raise LookUpError(
+            "a look-up needs a reason, which is logged",
+            hint=f"Give one of at most {_MAX_REASON} printable ASCII characters.",
+        )
+    return reason

@@ -28,11 +28,12 @@ from kvrun.instance.known_engines import KnownEngines
 from kvrun.instance.launch_secrets import LaunchSecrets
 from kvrun.instance.lease_end import LeaseEnd
 from kvrun.instance.metrics import InstanceMetrics, MetricsSource
-from kvrun.instance.parts import folder_lock, open_erasures, open_parts
+from kvrun.instance.parts import folder_lock, key_limits, open_erasures, open_parts
 from kvrun.instance.scrubbing import SchedulerScrubber
 from kvrun.instance.sealing import SealingThreads
 from kvrun.instance.server import InstanceServer, ServerSettings
 from kvrun.instance.transfers import Transfers
+from kvrun.instance.usage import UsageAccess
 from kvrun.process import HardenReport, harden_process
 from kvrun.telemetry.endpoint import Probes, serving
 from kvrun.telemetry.traces import open_tracing
@@ -165,6 +166,7 @@ def _open_instance(
         admin.add(claim_keys.operations())
         admin.add(AuditAccess(parts.log).operations())
         admin.add({"whois": Directory(instance.keys, parts.journal).whois})
+        admin.add(UsageAccess(instance, key_limits(config)).operations())
         server = InstanceServer(
             instance,
             transfers,

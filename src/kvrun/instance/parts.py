@@ -86,11 +86,7 @@ def open_parts(
             strict_memory=config.deployment.strict,
             workspace=workspace,
             deployment=deployment,
-            limits=KeyLimits(
-                idle_timeout_s=config.keys.idle_timeout_s,
-                absolute_timeout_s=config.keys.absolute_timeout_s,
-                max_sessions_per_tenant=config.keys.max_sessions_per_tenant,
-            ),
+            limits=key_limits(config),
             now=time.time,
             lease_s=config.keys.lease_s,
         )
@@ -138,6 +134,15 @@ def open_parts(
         )
         stack.callback(instance.stop)
         yield InstanceParts(instance, journal, log, log_id, root, memory, ring)
+
+
+def key_limits(config: KvrunConfig) -> KeyLimits:
+    """How many keys there may be and how long they live."""
+    return KeyLimits(
+        idle_timeout_s=config.keys.idle_timeout_s,
+        absolute_timeout_s=config.keys.absolute_timeout_s,
+        max_sessions_per_tenant=config.keys.max_sessions_per_tenant,
+    )
 
 
 @contextlib.contextmanager
