@@ -16,7 +16,11 @@ from kvrun.control.collector import CollectOutcome, CollectReport
 from kvrun.control.metrics import CollectorMetrics
 from kvrun.control.plane import ControlPlane
 from kvrun.control.rounds import RoundReport, run_round
+from kvrun.deployments.metrics import DeploymentMetrics
+from kvrun.deployments.service import Deployments
 from kvrun.gateway.metrics import GatewayMetrics
+from kvrun.state import Database
+from kvrun.telemetry.exposition import render
 from support.daemon import Daemon
 from support.unix_http import get
 
@@ -51,6 +55,11 @@ def exported() -> dict[str, set[str]]:
                 get(daemon.data / "run" / "metrics.sock", "/metrics")[1],
             ]
             texts.append(collector.render().decode())
+            database = Database.open(f"sqlite:///{folder}/control.db")
+            deployments = Deployments(database, Path(folder) / "home")
+            own = deployments.register_own(plane.config, daemon.config)
+            texts.append(render(DeploymentMetrics(deployments, [own])).decode())
+            database.close()
         finally:
             daemon.stop()
     found: dict[str, set[str]] = {}

@@ -14,7 +14,7 @@ from kvrun.control.metrics import CollectorMetrics
 from kvrun.control.plane import ControlPlane
 from kvrun.control.rounds import RoundReport, run_round
 from kvrun.control.schedule import next_delay
-from kvrun.control.webhook import Delivery, Webhook
+from kvrun.control.webhook import Webhook, tell
 from kvrun.errors import KvrunError
 from kvrun.launch.counters import read_sample
 from kvrun.process import PARENT_VARIABLE, end_with_parent
@@ -54,7 +54,7 @@ def run_collector(
                 next_round = time.monotonic() + next_delay(
                     every_s or audit.collect_every_s, failures, chance
                 )
-            metrics.delivery_done(deliver(webhook))
+            metrics.delivery_done(tell(webhook))
             wait_s = max(0.0, next_round - time.monotonic())
             stop.wait(min(wait_s, _LOOK_S) if config.alerts.webhook_url else wait_s)
 
@@ -62,18 +62,6 @@ def run_collector(
 def webhook_of(plane: ControlPlane) -> Webhook:
     """The webhook that a control plane's settings name, if they name one."""
     return Webhook(plane.config.alerts, plane.alerts, plane.folder, plane.now)
-
-
-def deliver(webhook: Webhook) -> Delivery:
-    """Tell the webhook what it was not told; what stands in the way goes to the log."""
-    try:
-        done = webhook.deliver()
-    except (KvrunError, OSError) as error:
-        _log.error("the webhook for alerts: %s", _said(error))
-        return Delivery()
-    if done.failed:
-        _log.warning("the webhook for alerts: %s; %d messages wait", done.message, done.waiting)
-    return done
 
 
 def _round(

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 from rich.markup import escape
 
-from kvrun.cli.collecting import deliver, run_collector, webhook_of
+from kvrun.cli.collecting import run_collector, webhook_of
 from kvrun.cli.options import console, print_json, table
 from kvrun.config import KvrunConfig
 from kvrun.config.values import size_text
@@ -22,6 +22,7 @@ from kvrun.control.cosigner import open_cosigner
 from kvrun.control.plane import ControlPlane
 from kvrun.control.retire import retire as retire_log
 from kvrun.control.rounds import RoundReport, run_round
+from kvrun.control.webhook import tell
 from kvrun.errors import KvrunError
 from kvrun.launch.counters import read_sample
 
@@ -35,7 +36,7 @@ def collect_once(config: KvrunConfig, *, as_json: bool) -> int:
     plane = ControlPlane(config)
     report = run_round(plane, reason="on_demand", count=lambda: read_sample(config))
     _show(report, as_json=as_json)
-    deliver(webhook_of(plane))
+    tell(webhook_of(plane))
     outcomes = [item.outcome for item in report.logs]
     if any(outcome in _ALARMING for outcome in outcomes) or report.certificates.problems:
         return 1

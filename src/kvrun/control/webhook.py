@@ -78,6 +78,19 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
     message: str = ""
 
 
+def tell(webhook: Webhook) -> Delivery:
+    """Send what is due; what stands in the way goes to the process's log."""
+    try:
+        done = webhook.deliver()
+    except (KvrunError, OSError) as error:
+        said = error.message if isinstance(error, KvrunError) else str(error)
+        _log.error("the webhook for alerts: %s", said)
+        return Delivery()
+    if done.failed:
+        _log.warning("the webhook for alerts: %s; %d messages wait", done.message, done.waiting)
+    return done
+
+
 @dataclass(slots=True)
 class Webhook:
     """Tells the receiver in ``settings`` of the alerts in ``book``; its memory is in ``folder``."""
