@@ -57,3 +57,10 @@ class TenantImportError(KvrunError):
 
     exit_code = 2
     status = 422
+
+
+class UnreachableError(KvrunError):
+    """Nobody can say now what a deployment holds."""
+
+    exit_code = 3
+    status = 503

@@ -86,7 +86,9 @@ def command(life: Life, asked: Command, now: float) -> Life:
     after = _AFTER[life.state].get(asked)
     if after is None:
         can = ", ".join(sorted(allowed(life.state))) or "nothing: its record is read only"
-        raise WrongStateError(f"a deployment that is {life.state} cannot {asked}", hint=f"can: {can}")
+        raise WrongStateError(
+            f"a deployment that is {life.state} cannot {asked}", hint=f"can: {can}"
+        )
     state, wanted = after
     moved = _move(life, state, now, "") if state is not life.state else life
     moved = replace(moved, wanted=wanted, restart_at=None)
@@ -106,9 +108,7 @@ def failed(life: Life, why: str, now: float) -> Life:
     failures = 1 if steady else life.failures + 1
     wait_s = backoff_s(failures)
     moved = _move(life, State.FAILED, now, why)
-    return replace(
-        moved, failures=failures, restarts=life.restarts + 1, restart_at=now + wait_s
-    )
+    return replace(moved, failures=failures, restarts=life.restarts + 1, restart_at=now + wait_s)
 
 
 def backoff_s(failures: int) -> float:
@@ -125,7 +125,9 @@ def watched(life: Life, seen: Seen, now: float) -> Life:
         state = State.RUNNING if seen.ready else State.UNHEALTHY
     if state is life.state:
         return life
-    reason = "its daemon answers, its gateway or engine does not" if state is State.UNHEALTHY else ""
+    reason = (
+        "its daemon answers, its gateway or engine does not" if state is State.UNHEALTHY else ""
+    )
     moved = _move(life, state, now, reason)
     return replace(moved, started_at=now) if state is State.RUNNING else moved
 

@@ -84,7 +84,6 @@ class AttachTokenRow(Base):
     sha256: Mapped[str] = mapped_column(String(64), primary_key=True)
     workspace_id: Mapped[str] = mapped_column(String(ID_LENGTH))
     name: Mapped[str] = mapped_column(String(ID_LENGTH))
-    multi_tenant: Mapped[int] = mapped_column(Integer)
     expires_at: Mapped[float] = mapped_column(Float(53))
 
 

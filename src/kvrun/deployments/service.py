@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import threading
@@ -11,50 +12,39 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from sqlalchemy import select
-from sqlalchemy.exc import IntegrityError
-
-from kvrun.config import DEFAULT_FILE, KvrunConfig, load_config
-from kvrun.deployments import attaching, deleting, folder
-from kvrun.deployments.errors import (
-    DeploymentNotFoundError,
-    NameTakenError,
-    NotOursError,
-    WrongStateError,
-)
+from kvrun.config import DEFAULT_FILE, KvrunConfig
+from kvrun.deployments import attaching, folder
+from kvrun.deployments.deleting import Deleted
+from kvrun.deployments.errors import DeploymentNotFoundError, NotOursError, WrongStateError
 from kvrun.deployments.gpus import look_at_gpus
-from kvrun.deployments.launcher import Launcher, Site
+from kvrun.deployments.launcher import Launcher
 from kvrun.deployments.local import LocalLauncher
-from kvrun.deployments.machine import Action, Command, Life, Seen, command, failed, step, watched
+from kvrun.deployments.machine import Command
 from kvrun.deployments.model import (
     Deployment,
     DeploymentSpec,
     DeploymentState,
-    GpuNote,
     LauncherKind,
     Wanted,
 )
-from kvrun.deployments.records import (
-    DeploymentRow,
-    deployment_of,
-    encode,
-    life_of,
-    new_row,
-    put_life,
-)
 from kvrun.deployments.registry import TenantRegistry
-from kvrun.deployments.spec import Value, check_spec, checked_config, config_text, settings_of
+from kvrun.deployments.spec import API_KEYS_FILE, Value, check_name, check_spec, checked_config
+from kvrun.deployments.store import DeploymentStore, OnChange
+from kvrun.deployments.supervision import GpuProbe, Supervision
 from kvrun.deployments.watched import WatchedLauncher
 from kvrun.errors import KvrunError
 from kvrun.gateway.apikeys import ApiKeyRecord
-from kvrun.launch.processes import gateway_url
+from kvrun.gateway.apikeys_file import add_api_key, put_api_keys
+from kvrun.launch.processes import COLLECTOR, ENGINE, GATEWAY, INSTANCE, gateway_url
 from kvrun.launch.readiness import free_port
 from kvrun.state import Database
 
+PROCESSES = ("up", INSTANCE, ENGINE, GATEWAY, COLLECTOR)
+"""Whose logs there are."""
+MAX_TAIL_BYTES = 2**20
 _BUSY_S = 5.0
 _POLL_S = 0.05
-OnChange = Callable[[Deployment, DeploymentState], None]
-GpuProbe = Callable[[Sequence[int]], tuple[GpuNote, ...] | None]
+_log = logging.getLogger(__name__)
 
 
 class Deployments:
@@ -80,20 +70,27 @@ class Deployments:
         host: str = "",
     ) -> None:
         self.tenants = TenantRegistry(database, now)
-        self._database = database
         self._home = home
-        self._defaults = dict(defaults or {})
-        other = WatchedLauncher()
-        self._launchers: Mapping[LauncherKind, Launcher] = launchers or {
-            LauncherKind.LOCAL: LocalLauncher(),
-            LauncherKind.ATTACHED: other,
-            LauncherKind.OWN: other,
-        }
-        self._gpus = gpus
-        self._on_change = on_change
         self._now = now
         self._random_bytes = random_bytes
-        self._host = host or socket.gethostname()
+        self._store = DeploymentStore(
+            database, host=host or socket.gethostname(), now=now, on_change=on_change
+        )
+        other = WatchedLauncher()
+        self._supervision = Supervision(
+            self._store,
+            self.tenants,
+            launchers
+            or {
+                LauncherKind.LOCAL: LocalLauncher(),
+                LauncherKind.ATTACHED: other,
+                LauncherKind.OWN: other,
+            },
+            defaults=dict(defaults or {}),
+            gpus=gpus,
+            now=now,
+            random_bytes=random_bytes,
+        )
         self._locks: dict[str, threading.RLock] = {}
         self._table = threading.Lock()
 
@@ -104,62 +101,50 @@ class Deployments:
         """
         check_spec(spec)
         deployment_id = f"d-{self._random_bytes(6).hex()}"
-        place = self._home / "deployments" / deployment_id
-        now, port = self._now(), free_port()
-        file = place / DEFAULT_FILE
-        config = checked_config(self._text(deployment_id, workspace_id, spec, port), file)
-        made = Deployment(
-            id=deployment_id,
-            workspace_id=workspace_id,
-            spec=spec,
-            state=DeploymentState.CREATED,
-            wanted=Wanted.STOP,
-            reason="",
-            launcher=LauncherKind.LOCAL,
-            folder=place,
-            config_file=file,
-            endpoint=gateway_url(config),
-            instance=1,
-            restarts=0,
-            created_at=now,
-            state_since=now,
-        )
-        self._insert(made, port)
-        self._site(made)
+        file = self._home / "deployments" / deployment_id / DEFAULT_FILE
+        made = self._new(deployment_id, workspace_id, spec, LauncherKind.LOCAL, file, "")
+        port = free_port()
+        config = checked_config(self._supervision.text(made, port), file)
+        made = replace(made, endpoint=gateway_url(config))
+        self._store.insert(made, port)
+        self._supervision.prepare(made)
         return made
 
     def get(self, deployment_id: str) -> Deployment:
         """One deployment, also a deleted one. Raises DeploymentNotFoundError."""
-        with self._database.reading() as session:
-            return deployment_of(_found(session.get(DeploymentRow, deployment_id), deployment_id))
+        return self._store.get(deployment_id)
 
-    def list(self, workspace_id: str | None = None, *, deleted: bool = True) -> tuple[Deployment, ...]:
+    def list(
+        self, workspace_id: str | None = None, *, deleted: bool = True
+    ) -> tuple[Deployment, ...]:
         """A workspace's deployments, or all; the living ones first, by name."""
-        query = select(DeploymentRow).order_by(DeploymentRow.name, DeploymentRow.created_at)
-        if workspace_id is not None:
-            query = query.where(DeploymentRow.workspace_id == workspace_id)
-        if not deleted:
-            query = query.where(DeploymentRow.deleted_at.is_(None))
-        with self._database.reading() as session:
-            found = [deployment_of(row) for row in session.scalars(query)]
-        return tuple(sorted(found, key=lambda item: item.read_only))
+        return self._store.all(workspace_id, deleted=deleted)
 
     def config_of(self, deployment_id: str) -> KvrunConfig:
         """Its configuration as its own file says. Raises DeploymentNotFoundError or ConfigError."""
-        return self._site(self.get(deployment_id)).config
+        return self._supervision.site(self.get(deployment_id)).config
 
     def start(self, deployment_id: str) -> Deployment:
-        """Start it. Raises WrongStateError, NotOursError or SharedGpuError; nothing changes then."""
+        """Start it.
+
+        Raises WrongStateError, NotOursError or SharedGpuError; nothing changes then.
+        """
         with self._alone(deployment_id):
-            self._check_gpus(self._ours(deployment_id))
+            found = self._ours(deployment_id)
+            if found.state is not DeploymentState.STOPPING:
+                self._supervision.check_gpus(found)
             return self._ask(deployment_id, Command.START)
 
     def stop(self, deployment_id: str, *, wait_s: float = 0.0) -> Deployment:
         """Stop it: SIGTERM, and up to ``wait_s`` until it is gone. Raises as ``start`` does."""
         with self._alone(deployment_id):
             self._ours(deployment_id)
-            self._ask(deployment_id, Command.STOP)
-            return self._wait(deployment_id, wait_s)
+            found = self._ask(deployment_id, Command.STOP)
+            deadline = time.monotonic() + wait_s
+            while found.state is DeploymentState.STOPPING and time.monotonic() < deadline:
+                time.sleep(_POLL_S)
+                found = self._supervision.round(deployment_id)
+            return found
 
     def restart(self, deployment_id: str) -> Deployment:
         """Stop it and start it again. Raises as ``start`` does."""
@@ -176,8 +161,9 @@ class Deployments:
             before = self._ours(deployment_id)
             if spec is not None:
                 check_spec(spec)
-            self._rebuild(before, spec or before.spec)
-            return self._ask(deployment_id, Command.REBUILD)
+                self._supervision.text(replace(before, spec=spec), 1)
+            self._store.command(deployment_id, Command.REBUILD, spec=spec)
+            return self._supervision.round(deployment_id)
 
     def drain(self, deployment_id: str) -> Deployment:
         """Take no new requests (503) and stop when the last one is done, after ten minutes at most.
@@ -188,20 +174,44 @@ class Deployments:
             self._ours(deployment_id)
             return self._ask(deployment_id, Command.DRAIN)
 
-    def delete(self, deployment_id: str, requester: str) -> deleting.Deleted:
+    def delete(self, deployment_id: str, requester: str) -> Deleted:
         """Erase its keys with a certificate and remove its ciphertext; log and record stay.
 
         Returns when it is done. What fails is tried again by ``supervise``. Raises
         WrongStateError, NotOursError while somebody else runs it, and what a step raises.
         """
-        raise NotImplementedError
+        with self._alone(deployment_id):
+            found = self.get(deployment_id)
+            if found.launcher is not LauncherKind.LOCAL and self._supervision.is_alive(found):
+                raise NotOursError(
+                    f"the deployment {found.spec.name} is run by somebody else and runs still",
+                    hint="Stop it there first.",
+                )
+            self._store.command(deployment_id, Command.DELETE, requester=requester)
+            return self._supervision.delete(deployment_id)
 
     def supervise(self) -> tuple[Deployment, ...]:
         """Compare every record of this machine with what runs, and do what is due; what changed.
 
         One deployment's trouble is its ``reason`` and no other's.
         """
-        raise NotImplementedError
+        changed = []
+        for deployment_id in self._store.living_here():
+            lock = self._lock_of(deployment_id)
+            if not lock.acquire(blocking=False):
+                continue  # somebody works on it now
+            try:
+                before = self.get(deployment_id)
+                after = self._supervision.round(deployment_id)
+                if after.state is not before.state:
+                    changed.append(after)
+            except KvrunError as error:
+                self._store.say(deployment_id, error.message)
+            except Exception:
+                _log.exception("the deployment %s cannot be looked after now", deployment_id)
+            finally:
+                lock.release()
+        return tuple(changed)
 
     def register_own(
         self, config: KvrunConfig, config_file: Path, *, workspace_id: str = ""
@@ -210,37 +220,139 @@ class Deployments:
 
         ``workspace_id``: whose it is here, when that is not its configuration's workspace.
         """
-        raise NotImplementedError
+        known = self._store.by_file(config_file)
+        if known is None:
+            owner, name = workspace_id or config.deployment.workspace, config.deployment.name
+            known = self._known(config, config_file, LauncherKind.OWN, owner, name)
+            self._store.insert(known, config.gateway.port)
+        with self._alone(known.id):
+            return self._supervision.round(known.id)
 
-    def attach_token(self, workspace_id: str, name: str, *, multi_tenant: bool) -> str:
-        """A token with which somebody registers what they run; it works once, for an hour."""
-        raise NotImplementedError
+    def attach_token(self, workspace_id: str, name: str) -> str:
+        """A token with which somebody registers what they run; it works once, for an hour.
+
+        Raises SpecError for a name that cannot be one.
+        """
+        check_name(name)
+        token = attaching.make_token(self._random_bytes(32))
+        expires_at = self._now() + attaching.TOKEN_LIFETIME_S
+        self._store.put_token(attaching.hash_token(token), workspace_id, name, expires_at)
+        return token
 
     def attach(self, token: str, config_file: Path) -> Deployment:
         """Register the engine and daemon of ``config_file`` on this machine.
 
-        Raises AttachTokenError, ConfigError, and WrongStateError for one that is registered.
+        Raises AttachTokenError, ConfigError, NameTakenError, and WrongStateError for one that is
+        registered.
         """
-        raise NotImplementedError
+        config = attaching.read_attached(config_file)
+        made = self._store.insert_with_token(
+            attaching.hash_token(token),
+            lambda workspace_id, name: self._known(
+                config, config_file, LauncherKind.ATTACHED, workspace_id, name
+            ),
+            config.gateway.port,
+        )
+        with self._alone(made.id):
+            return self._supervision.round(made.id)
 
     def detach(self, deployment_id: str) -> Deployment:
         """Forget an attached deployment: its keys and data stay with whoever runs it."""
-        raise NotImplementedError
+        with self._alone(deployment_id):
+            found = self.get(deployment_id)
+            if found.launcher is not LauncherKind.ATTACHED or found.read_only:
+                raise WrongStateError(f"the deployment {found.spec.name} is not attached")
+            self.tenants.forget(deployment_id)
+            why = "detached: its keys and data stay with whoever runs it"
+            return self._store.finish(deployment_id, (), why)
 
     def logs(self, deployment_id: str, process: str = "up", *, tail_bytes: int = 65536) -> str:
-        """The end of a process's log: ``up``, ``instance``, ``engine``, ``gateway``, ``collector``.
-
-        Raises DeploymentNotFoundError where there is none.
-        """
-        raise NotImplementedError
+        """The end of a process's log: one of PROCESSES. Raises DeploymentNotFoundError."""
+        if process not in PROCESSES:
+            raise DeploymentNotFoundError(
+                f"no process is called {process[:40]!r}", hint=f"known are {', '.join(PROCESSES)}"
+            )
+        path = self.config_of(deployment_id).layout.logs / f"{process}.log"
+        return folder.read_tail(path, max(1, min(tail_bytes, MAX_TAIL_BYTES)))
 
     def set_api_keys(self, deployment_id: str, records: Sequence[ApiKeyRecord]) -> None:
         """Replace the gateway's API keys; it takes them up within a second.
 
-        Raises NotOursError for a deployment that somebody else runs.
+        Raises NotOursError for a deployment that somebody else runs, WrongStateError for one that
+        is deleted.
         """
-        raise NotImplementedError
+        path = self._ours(deployment_id).folder / API_KEYS_FILE
+        put_api_keys(path, records, keep={folder.METRICS_KEY_ID})
 
     def issue_api_key(self, deployment_id: str, key_id: str, scopes: Sequence[str]) -> str:
-        """Make an API key of the gateway; its text is shown this once."""
-        raise NotImplementedError
+        """Make an API key of the gateway; its text is shown this once.
+
+        Raises as ``set_api_keys`` does.
+        """
+        path = self._ours(deployment_id).folder / API_KEYS_FILE
+        return add_api_key(path, key_id, scopes, random_bytes=self._random_bytes)
+
+    def _ask(self, deployment_id: str, asked: Command) -> Deployment:
+        self._store.command(deployment_id, asked)
+        return self._supervision.round(deployment_id)
+
+    def _ours(self, deployment_id: str) -> Deployment:
+        found = self.get(deployment_id)
+        if found.launcher is not LauncherKind.LOCAL:
+            raise NotOursError(
+                f"the deployment {found.spec.name} is run by somebody else",
+                hint="Who started it starts and stops it.",
+            )
+        if found.read_only:
+            raise WrongStateError(f"the deployment {found.spec.name} is deleted: it is read only")
+        return found
+
+    def _known(
+        self, config: KvrunConfig, file: Path, kind: LauncherKind, workspace_id: str, name: str
+    ) -> Deployment:
+        spec = attaching.spec_of(config, name)
+        deployment_id = f"d-{self._random_bytes(6).hex()}"
+        return self._new(deployment_id, workspace_id, spec, kind, file, gateway_url(config))
+
+    def _new(
+        self,
+        deployment_id: str,
+        workspace_id: str,
+        spec: DeploymentSpec,
+        kind: LauncherKind,
+        file: Path,
+        endpoint: str,
+    ) -> Deployment:
+        now = self._now()
+        return Deployment(
+            id=deployment_id,
+            workspace_id=workspace_id,
+            spec=spec,
+            state=DeploymentState.CREATED,
+            wanted=Wanted.STOP,
+            reason="",
+            launcher=kind,
+            folder=file.parent,
+            config_file=file,
+            endpoint=endpoint,
+            instance=1,
+            restarts=0,
+            created_at=now,
+            state_since=now,
+        )
+
+    def _lock_of(self, deployment_id: str) -> threading.RLock:
+        with self._table:
+            return self._locks.setdefault(deployment_id, threading.RLock())
+
+    @contextmanager
+    def _alone(self, deployment_id: str) -> Iterator[None]:
+        lock = self._lock_of(deployment_id)
+        if not lock.acquire(timeout=_BUSY_S):
+            raise WrongStateError(
+                f"something else is being done to the deployment {deployment_id}", hint="Try again."
+            )
+        try:
+            yield
+        finally:
+            lock.release()

@@ -44,7 +44,7 @@ _MAX_BYTES = 2**60
 
 
 def check_spec(spec: DeploymentSpec) -> DeploymentSpec:
-    """The spec, if it can be a deployment. Raises SpecError that names every field that is wrong."""
+    """The spec, if it can be a deployment. Raises SpecError that names every wrong field."""
     problems = [
         f"{field}: {problem}"
         for field, problem in (
@@ -63,6 +63,12 @@ def check_spec(spec: DeploymentSpec) -> DeploymentSpec:
     if problems:
         raise SpecError("; ".join(problems), hint="Nothing was made.")
     return spec
+
+
+def check_name(name: str) -> None:
+    """Raise SpecError for what cannot be a deployment's name."""
+    if problem := _name(name):
+        raise SpecError(f"name: {problem}")
 
 
 def settings_of(
@@ -148,7 +154,9 @@ def _model(model: str) -> str:
 
 
 def _engine(engine: str) -> str:
-    return "" if engine in ENGINES else f"{engine[:40]!r} is not known; allowed: {', '.join(ENGINES)}"
+    return (
+        "" if engine in ENGINES else f"{engine[:40]!r} is not known; allowed: {', '.join(ENGINES)}"
+    )
 
 
 def _within(value: int | None, least: int, most: int, unit: str) -> str:

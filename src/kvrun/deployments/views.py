@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from kvrun.config import KvrunConfig
+from kvrun.deployments import asking, examples
+from kvrun.deployments.cache_view import CacheView, cache_view
+from kvrun.deployments.errors import UnreachableError
+from kvrun.deployments.latency import Latency, first_byte
 from kvrun.deployments.model import Deployment
+from kvrun.deployments.registry import TenantNote
 from kvrun.deployments.service import Deployments
+from kvrun.engines.vllm.installed import installed_engine
+from kvrun.instance.usage import SessionUsage, TenantUsage, Usage
+
+PER_PAGE = 50
 
 
 @dataclass(frozen=True, slots=True)
 class ReuseByTier:
-    """Prompt tokens that were not computed, by the tier that they came from, since the start."""
+    """Prompt tokens that were not computed, by the tier that they came from.
+
+    Of the last requests that the daemon remembers, 2048 at most.
+    """
 
     prompt_tokens: int
     gpu_tokens: int
@@ -26,19 +40,10 @@ class ReuseByTier:
 
 
 @dataclass(frozen=True, slots=True)
-class Latency:
-    """Seconds to the first byte of an answer: quantiles of all answers since the start."""
-
-    count: int
-    p50_s: float
-    p90_s: float
-    p99_s: float
-
-
-@dataclass(frozen=True, slots=True)
 class Overview:
     """The first tab. ``engine`` is the software that said hello; numbers are None where nobody
-    answers. ``warnings`` stand on every page."""
+    answers. ``requests`` counts the last ones, 2048 at most, over which ``reuse`` is taken.
+    ``warnings`` stand on every page."""
 
     deployment: Deployment
     engine: str
@@ -55,38 +60,6 @@ class Overview:
 
 
 @dataclass(frozen=True, slots=True)
-class TierRow:
-    """A tier: what it holds and how that is protected; numbers None where nobody can tell.
-
-    ``off`` says why it is switched off; empty where it is on. ``hit_rate`` is the share of all
-    prompt tokens that came from this tier.
-    """
-
-    tier: str
-    name: str
-    holds: str
-    protection: str
-    size_bytes: int | None
-    capacity_bytes: int | None
-    blocks: int | None
-    hit_rate: float | None
-    off: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class CacheView:
-    """The tab about the cache. ``context_window`` in tokens, None until an engine said it."""
-
-    tiers: tuple[TierRow, ...]
-    stateless: bool
-    context_window: int | None
-    context_why: str
-    idle_timeout_s: int
-    absolute_timeout_s: int
-    max_sessions_per_tenant: int
-
-
-@dataclass(frozen=True, slots=True)
 class UserRow:
     """One end user (tenant). ``tenant`` is the id where it was asked for and can be told."""
 
@@ -98,9 +71,9 @@ class UserRow:
     quota_sessions: int
     last_used_at: float
     expires_at: float
-    tenant_class: str = ""
-    region: str = ""
-    labels: Mapping[str, str] | None = None
+    tenant_class: str
+    region: str
+    labels: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +105,11 @@ class SessionRow:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where one deployment has something of a person. ``unknown`` says why it cannot tell."""
+    """Where one deployment has something of a person. ``unknown`` says why it cannot tell.
+
+    ``tiers`` is sealed bytes by tier. GPU memory is not counted: what of a person is there goes
+    with the request or is reused under the same key.
+    """
 
     deployment: Deployment
     tenant_ref: str
@@ -157,11 +134,28 @@ class DeploymentViews:
 
     def overview(self, deployment_id: str) -> Overview:
         """State, endpoint, examples to copy, and live numbers."""
-        raise NotImplementedError
+        deployment, config, used = self._look(deployment_id)
+        name = examples.model_name(config)
+        return Overview(
+            deployment=deployment,
+            engine=used.engine if used is not None else "",
+            endpoint=f"{deployment.endpoint}/v1",
+            model_name=name,
+            curl=examples.curl(deployment.endpoint, name, config.gateway),
+            python=examples.python(deployment.endpoint, name, config.gateway),
+            requests=used.recent_requests if used is not None else None,
+            running_requests=used.running_requests if used is not None else None,
+            reuse=_reuse(used),
+            first_byte=first_byte(config) if used is not None else None,
+            protections=asking.protections(config) if used is not None else {},
+            warnings=_warnings(deployment),
+        )
 
     def cache(self, deployment_id: str) -> CacheView:
         """The tier table, and why something is off or bounded."""
-        raise NotImplementedError
+        _, config, used = self._look(deployment_id)
+        engine = installed_engine()
+        return cache_view(config, used, cpu=engine is not None and engine.cpu)
 
     def users(
         self,
@@ -169,22 +163,129 @@ class DeploymentViews:
         query: str = "",
         page: int = 1,
         *,
-        per_page: int = 50,
+        per_page: int = PER_PAGE,
         reveal: str = "",
     ) -> UserPage:
         """End users. ``query``: a tenant's exact id, or the beginning of a reference.
 
         With ``reveal`` (why somebody wants to know) their ids are shown, each look-up on record in
-        the deployment's log first.
+        the deployment's log first. Raises LookUpError for a reason that cannot be logged.
         """
-        raise NotImplementedError
+        config = self._deployments.config_of(deployment_id)
+        page = max(1, page)
+        asked = {
+            "query": query.strip(),
+            "offset": str((page - 1) * per_page),
+            "limit": str(per_page),
+            "reason": reveal,
+        }
+        try:
+            found = asking.tenants(config, asked)
+        except UnreachableError as error:
+            return UserPage((), 0, 1, 1, error.message)
+        notes = self._deployments.tenants.of(deployment_id, [row.tenant_ref for row in found.rows])
+        quota = config.keys.max_sessions_per_tenant
+        rows = tuple(_user(row, notes.get(row.tenant_ref), quota) for row in found.rows)
+        return UserPage(rows, found.total, page, max(1, math.ceil(found.total / per_page)))
 
     def sessions(
-        self, deployment_id: str, tenant: str, *, reveal: str = ""
+        self, deployment_id: str, tenant: str, *, reveal: str = "", page: int = 1
     ) -> tuple[SessionRow, ...]:
-        """The sessions of a tenant, by its id or its reference."""
-        raise NotImplementedError
+        """Some sessions of a tenant, the last used first; ``tenant`` is its id or its reference.
+
+        Raises UnreachableError, and LookUpError as ``users`` does.
+        """
+        config = self._deployments.config_of(deployment_id)
+        window = {"offset": str((max(1, page) - 1) * PER_PAGE), "limit": str(PER_PAGE)}
+        asked = {**window, "reason": reveal}
+        found = asking.sessions(config, {**asked, "tenant": tenant})
+        if not found.total:
+            found = asking.sessions(config, {**asked, "ref": tenant})
+        return tuple(map(_session, found.rows))
 
     def where_is(self, workspace_id: str, tenant: str) -> tuple[Place, ...]:
         """What every deployment of a workspace has of a person, stopped ones included."""
-        raise NotImplementedError
+        living = self._deployments.list(workspace_id, deleted=False)
+        return tuple(self._place(deployment, tenant) for deployment in living)
+
+    def _place(self, deployment: Deployment, tenant: str) -> Place:
+        try:
+            config = self._deployments.config_of(deployment.id)
+            found = asking.sessions(config, {"tenant": tenant, "limit": "200"})
+        except UnreachableError as error:
+            return _nothing(deployment, error.message)
+        if not found.rows:
+            return _nothing(deployment, "")
+        note = self._deployments.tenants.of(deployment.id, [found.tenant_ref])
+        region = note[found.tenant_ref].region if found.tenant_ref in note else ""
+        return Place(
+            deployment=deployment,
+            tenant_ref=found.tenant_ref,
+            sessions=found.total,
+            tiers={
+                "memory": sum(row.memory_bytes for row in found.rows),
+                "disk": sum(row.disk_bytes for row in found.rows),
+            },
+            region=region or deployment.spec.labels.get("region", ""),
+            last_used_at=max(row.last_used_at for row in found.rows),
+            expires_at=max(row.expires_at for row in found.rows),
+        )
+
+    def _look(self, deployment_id: str) -> tuple[Deployment, KvrunConfig, Usage | None]:
+        deployment = self._deployments.get(deployment_id)
+        config = self._deployments.config_of(deployment_id)
+        return deployment, config, None if deployment.read_only else asking.usage(config)
+
+
+def _nothing(deployment: Deployment, unknown: str) -> Place:
+    region = deployment.spec.labels.get("region", "")
+    return Place(deployment, "", 0, {}, region, None, None, unknown)
+
+
+def _reuse(used: Usage | None) -> ReuseByTier | None:
+    if used is None:
+        return None
+    return ReuseByTier(used.prompt_tokens, used.gpu_tokens, used.memory_tokens, used.disk_tokens)
+
+
+def _warnings(deployment: Deployment) -> tuple[str, ...]:
+    said = []
+    for note in deployment.gpu_notes:
+        others = ", ".join(f"process {item.pid} ({item.name})" for item in note.foreign)
+        if others:
+            said.append(
+                f"GPU {note.index} is shared: {others} used it when this deployment started, so "
+                "its memory is not reserved for this deployment alone."
+            )
+    return tuple(said)
+
+
+def _user(row: TenantUsage, note: TenantNote | None, quota: int) -> UserRow:
+    return UserRow(
+        tenant_ref=row.tenant_ref,
+        tenant=row.tenant or None,
+        sessions=row.sessions,
+        blocks=row.memory_blocks + row.disk_blocks,
+        size_bytes=row.memory_bytes + row.disk_bytes,
+        quota_sessions=quota,
+        last_used_at=row.last_used_at,
+        expires_at=row.expires_at,
+        tenant_class=note.tenant_class if note else "",
+        region=note.region if note else "",
+        labels=note.labels if note else {},
+    )
+
+
+def _session(row: SessionUsage) -> SessionRow:
+    return SessionRow(
+        session_ref=row.session_ref,
+        session=row.session or None,
+        generation=row.generation,
+        memory_blocks=row.memory_blocks,
+        memory_bytes=row.memory_bytes,
+        disk_blocks=row.disk_blocks,
+        disk_bytes=row.disk_bytes,
+        created_at=row.created_at,
+        last_used_at=row.last_used_at,
+        expires_at=row.expires_at,
+    )

@@ -21,20 +21,20 @@ _MAX_BYTES = 8 * 2**20
 
 def read_sample(config: KvrunConfig) -> Sample:
     """What both sides count now."""
-    gateway = config.gateway
-    headers = {}
-    if config.audit.metrics_key_file is not None:
-        try:
-            key = config.audit.metrics_key_file.read_text(encoding="ascii").strip()
-            headers["Authorization"] = f"Bearer {key}"
-        except (OSError, ValueError):
-            return Sample()
-    seen = _metrics(gateway_url(config), headers)
-    engine = _metrics(gateway.engine_url or "", {})
+    if config.audit.metrics_key_file is not None and not _key(config):
+        return Sample()
+    seen = read_gateway_metrics(config)
+    engine = _metrics(config.gateway.engine_url or "", {})
     return Sample(
         engine=None if engine is None else engine_counts(engine),
         gateway=None if seen is None else gateway_counts(seen),
     )
+
+
+def read_gateway_metrics(config: KvrunConfig) -> list[MetricSample] | None:
+    """Every metric of the gateway now; None where it does not answer."""
+    key = _key(config)
+    return _metrics(gateway_url(config), {"Authorization": f"Bearer {key}"} if key else {})
 
 
 def engine_counts(metrics: Iterable[MetricSample]) -> Counts | None:
@@ -69,6 +69,16 @@ def gateway_counts(metrics: Iterable[MetricSample]) -> Counts | None:
         or (item.name == "kvrun_gateway_requests_total" and item.labels.get("api") == "embeddings")
     )
     return Counts(finished=int(finished), in_flight=int(sum(under_way)), uncached=int(uncached))
+
+
+def _key(config: KvrunConfig) -> str:
+    """The API key for the gateway's metrics; nothing where none is set or it cannot be read."""
+    if config.audit.metrics_key_file is None:
+        return ""
+    try:
+        return config.audit.metrics_key_file.read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return ""
 
 
 def _metrics(url: str, headers: dict[str, str]) -> list[MetricSample] | None:

@@ -10,6 +10,8 @@ obstore (Rust ``object_store``) does the talking. Two things it does not do:
   carry a SHA-256 checksum, which S3 demands of puts into such a bucket.
 """
 
+from __future__ import annotations
+
 import os
 import re
 import secrets
@@ -90,6 +92,12 @@ class Storage:
         with self._speaking_of(folder):
             for batch in obstore.list(self._store, check_name(folder) + "/"):
                 yield from map(_described, batch)
+
+    def entries(self, folder: str) -> tuple[tuple[str, ...], tuple[StoredObject, ...]]:
+        """What is directly in a folder: folders' names, then objects. Raises StorageError."""
+        with self._speaking_of(folder):
+            found = obstore.list_with_delimiter(self._store, check_name(folder) + "/")
+            return tuple(found["common_prefixes"]), tuple(map(_described, found["objects"]))
 
     def delete(self, name: str) -> None:
         """Delete an object; nothing happens when there is none. Raises StorageError."""

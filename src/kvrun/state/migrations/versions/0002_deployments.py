@@ -55,7 +55,6 @@ def upgrade() -> None:
         sa.Column("sha256", sa.String(64), nullable=False),
         sa.Column("workspace_id", sa.String(128), nullable=False),
         sa.Column("name", sa.String(128), nullable=False),
-        sa.Column("multi_tenant", sa.Integer(), nullable=False),
         sa.Column("expires_at", sa.Float(53), nullable=False),
         sa.PrimaryKeyConstraint("sha256", name="pk_attach_tokens"),
     )

@@ -1,0 +1,136 @@
+"""Deleting a deployment's data: keys erased and certified, ciphertext removed, the log collected.
+
+Every step finds out what an earlier try did, so that one which was cut short anywhere goes on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from kvrun.control.closing import store_rest
+from kvrun.control.collector import CollectOutcome
+from kvrun.control.plane import ControlPlane
+from kvrun.control.rounds import run_round
+from kvrun.deployments.errors import WrongStateError
+from kvrun.deployments.folder import close_gateway, remove_data
+from kvrun.deployments.launcher import Launcher, Site
+from kvrun.deployments.machine import KILL_AFTER_S
+from kvrun.deployments.model import Deployment
+from kvrun.erasure.archive import CertificateArchive
+from kvrun.erasure.certificate import RequestKind
+from kvrun.errors import KvrunError
+from kvrun.instance.connection import InstanceUnavailableError
+from kvrun.instance.parts import certificates_folder
+from kvrun.launch.admin import NotRunningError
+from kvrun.launch.erasing import erase, plan_erasure
+
+_POLL_S = 0.1
+_KIND = {"kind": RequestKind.DEPLOYMENT.value}
+
+
+@dataclass(frozen=True, slots=True)
+class Deleted:
+    """What came of a deletion. ``certificates`` are ids; none where there never was a key.
+
+    ``openings`` (by certificate id) prove which deployment a certificate is about; they are given
+    out here only, and those of a try that was cut short are lost.
+    """
+
+    deployment: Deployment
+    certificates: tuple[str, ...]
+    openings: Mapping[str, str]
+
+
+def delete_data(
+    site: Site,
+    launcher: Launcher,
+    requester: str,
+    *,
+    ours: bool,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Do it; the certificates' ids and the openings of those that were made now.
+
+    Raises WrongStateError where somebody else (not ``ours``) runs it still, and what a step
+    raises; call it again then.
+    """
+    openings: dict[str, str] = {}
+    if ours:
+        # First with the engines there, which then zero their pages and say so.
+        close_gateway(site.config)
+        if not certified(site):
+            openings |= _erase(site, requester, offline=False)
+        _stop(site, launcher, clock, sleep)
+    elif launcher.observe(site).alive:
+        raise WrongStateError(
+            "the deployment is run by somebody else and runs still", hint="Stop it there first."
+        )
+    # A request that was let in meanwhile may have made new keys.
+    openings |= _erase(site, requester, offline=True)
+    # Before the log is collected: without keys nothing opens it again, so it has its last record.
+    remove_data(site.config, site.folder)
+    _collect(site)
+    return certified(site), openings
+
+
+def certified(site: Site) -> tuple[str, ...]:
+    """The ids of the certificates of this deletion, oldest first."""
+    archive = CertificateArchive(certificates_folder(site.config))
+    return tuple(
+        statement.id
+        for statement in archive.statements()
+        if statement.request.reference == _reference(site)
+        and statement.request.kind is RequestKind.DEPLOYMENT
+    )
+
+
+def _erase(site: Site, requester: str, *, offline: bool) -> dict[str, str]:
+    """Erase what keys there are; nothing where no daemon answers and it may not do without."""
+    if offline and not site.config.layout.keys.is_dir():
+        return {}
+    try:
+        if certified(site) and not plan_erasure(site.config, _KIND, offline=offline).tenants:
+            return {}
+        asked = {
+            **_KIND,
+            "requester": requester,
+            "reference": _reference(site),
+            "confirmed": "yes",
+        }
+        done = erase(site.config, asked, offline=offline)
+    except (NotRunningError, InstanceUnavailableError):
+        if offline:
+            raise
+        return {}
+    return {done.id: done.opening}
+
+
+def _stop(
+    site: Site, launcher: Launcher, clock: Callable[[], float], sleep: Callable[[float], None]
+) -> None:
+    deadline = clock() + KILL_AFTER_S
+    launcher.terminate(site)
+    while launcher.observe(site).alive:
+        if clock() >= deadline:
+            launcher.kill(site)
+        else:
+            launcher.terminate(site)
+        sleep(_POLL_S)
+
+
+def _collect(site: Site) -> None:
+    """The log up to its last record; one whose collection an alert stopped stays where it is."""
+    if not site.config.layout.audit.is_dir():
+        return
+    report = run_round(ControlPlane(site.config), reason="deployment deleted")
+    for item in report.logs:
+        if item.outcome is CollectOutcome.UNAVAILABLE:
+            raise KvrunError(f"the log cannot be collected yet: {item.message}")
+    store_rest(ControlPlane(site.config))
+
+
+def _reference(site: Site) -> str:
+    return f"deletion of {site.deployment_id}"

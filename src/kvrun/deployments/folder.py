@@ -1,0 +1,116 @@
+"""A deployment's own folder: its ``kvrun.toml``, its API keys, and the gateway's closed door."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from kvrun.config import KvrunConfig
+from kvrun.config.roots import FileAddress
+from kvrun.deployments.errors import DeploymentNotFoundError, SpecError
+from kvrun.deployments.spec import API_KEYS_FILE, METRICS_KEY_FILE
+from kvrun.durable import sync_folder
+from kvrun.gateway.apikeys import (
+    SCOPE_METRICS,
+    ApiKeyRecord,
+    hash_api_key,
+    make_api_key,
+    save_api_keys,
+)
+from kvrun.gateway.draining import DRAINING_FILE
+
+METRICS_KEY_ID = "metrics"
+
+
+def prepare(file: Path, text: str, random_bytes: Callable[[int], bytes]) -> None:
+    """Make the folder of ``file`` and what is missing in it, and have the file say ``text``.
+
+    Again does nothing; what a crash left half-made is completed. Raises SpecError.
+    """
+    place = file.parent
+    try:
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        key_file, keys_file = place / METRICS_KEY_FILE, place / API_KEYS_FILE
+        if not keys_file.exists():
+            key = make_api_key(random_bytes(32))
+            replace_private(key_file, f"{key}\n")
+            record = ApiKeyRecord(
+                id=METRICS_KEY_ID, sha256=hash_api_key(key), scopes=(SCOPE_METRICS,)
+            )
+            save_api_keys(keys_file, [record])
+        if not file.exists() or file.read_text(encoding="utf-8") != text:
+            replace_private(file, text)
+    except OSError as error:
+        raise SpecError(f"{place} cannot be written: {error.strerror}") from None
+
+
+def replace_private(path: Path, text: str) -> None:
+    """Write a 0600 file in one step, durably."""
+    temporary = path.with_name(f".{path.name}.new")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+    with os.fdopen(os.open(temporary, flags, 0o600), "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    sync_folder(path.parent)
+
+
+def close_gateway(config: KvrunConfig) -> None:
+    """Have the gateway refuse new requests (503) within a second; again does nothing."""
+    path = _door(config)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path.touch(mode=0o600)
+
+
+def open_gateway(config: KvrunConfig) -> None:
+    """Let requests in again."""
+    _door(config).unlink(missing_ok=True)
+
+
+def remove_data(config: KvrunConfig, place: Path) -> None:
+    """Remove cached ciphertext, the emptied key folder and every credential; again does nothing.
+
+    What stays: the log and what was collected of it, certificates, the erasure ledger, and the
+    public halves that verify them.
+    """
+    layout, deployment = config.layout, config.deployment
+    folders = [
+        layout.keys,  # first, and at once: half a key folder could not be opened again
+        layout.storage(deployment.workspace, deployment.name) / "kv",
+        layout.run,
+        layout.data_dir / "gateway",
+    ]
+    root = config.keys.root_address
+    if isinstance(root, FileAddress) and not root.folder.is_absolute():
+        folders.append(layout.data_dir / root.folder)
+    for path in folders:
+        aside = path.with_name(f"{path.name}.removed")
+        if path.exists():
+            if aside.exists():
+                shutil.rmtree(aside)
+            path.rename(aside)
+        if aside.exists():
+            shutil.rmtree(aside)
+    for name in (API_KEYS_FILE, METRICS_KEY_FILE):
+        (place / name).unlink(missing_ok=True)
+
+
+def read_tail(path: Path, size_bytes: int) -> str:
+    """The last whole lines of a log. Raises DeploymentNotFoundError where there is none."""
+    try:
+        with path.open("rb") as file:
+            end = file.seek(0, os.SEEK_END)
+            file.seek(max(0, end - size_bytes))
+            data = file.read(size_bytes)
+    except OSError as error:
+        raise DeploymentNotFoundError(f"there is no log {path.name}: {error.strerror}") from None
+    if end > size_bytes:
+        data = data.partition(b"\n")[2]
+    return data.decode("utf-8", "replace")
+
+
+def _door(config: KvrunConfig) -> Path:
+    return (config.gateway.state_dir or config.layout.data_dir / "gateway") / DRAINING_FILE
