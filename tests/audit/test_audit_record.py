@@ -13,6 +13,7 @@ from kvrun.audit import AuditEvent, AuditRecordError, Event, Outcome, Record
 from kvrun.audit.record import (
     MAX_COUNT,
     MAX_LINE_BYTES,
+    check_events,
     check_log_id,
     decode_lines,
     decode_record,
@@ -96,6 +97,48 @@ def test_the_outcome_and_the_first_sequence_number_are_always_written() -> None:
 def test_what_the_schema_cannot_hold_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(AuditRecordError):
         encode(AuditEvent(**{"event": Event.SEALED, **change}))
+
+
+TEXTS = [
+    item.name
+    for item in msgspec.structs.fields(AuditEvent)
+    if item.type is str and item.name not in ("log", "prev", "ts")
+]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({name: value} for name in TEXTS for value in ("caf\u00e9", "\x7f", 7, b"ab")),
+        {"blocks": -1},
+        {"bytes": 2**53},
+        {"tokens": 1.5},
+        {"blocks": True},
+        {"lost": None},
+        {"reason": "two\nlines"},
+        {"reason": "\ud800"},
+        {"blocks_root": "ab"},
+        {"digest": "ab"},
+        {"reason": "x" * MAX_LINE_BYTES},
+        {"event": "sealing"},
+        {"outcome": "fine"},
+    ],
+    ids=str,
+)
+def test_one_event_outside_the_schema_among_many_is_refused(change: dict[str, Any]) -> None:
+    good = AuditEvent(event=Event.SEALED, workspace="w", blocks=2**53 - 1)
+    bad = AuditEvent(**{"event": Event.SEALED, **change})
+    check_events([good, good])
+    for events in ([bad], [bad, good], [good, good, bad]):
+        with pytest.raises(AuditRecordError):
+            check_events(events)
+
+
+def test_many_events_that_are_long_together_or_hold_quotes_pass() -> None:
+    long = AuditEvent(event=Event.SEALED, workspace="w" * 800)
+    odd = AuditEvent(event=Event.SEALED, workspace='a"b\\c', reason="r" * 1000)
+    check_events([long] * 50 + [odd])
+    check_events([])
 
 
 def test_quotes_and_backslashes_in_names_are_escaped_not_refused() -> None:

@@ -15,6 +15,7 @@ from kvrun.audit.record import (
     decode_record,
     format_time,
     gap_event,
+    split_lines,
 )
 
 COUNT = 12
@@ -34,7 +35,7 @@ def honest_lines(first_epoch: int = 1) -> list[bytes]:
         timed[:half], ChainPoint(0, genesis(LOG_ID), first_epoch), LOG_ID
     )
     point = ChainPoint(point.next_seq, point.prev, point.epoch + 1, point.ts)
-    return begin + chain_events(timed[half:], point, LOG_ID)[0]
+    return split_lines(bytes(begin + chain_events(timed[half:], point, LOG_ID)[0]))
 
 
 HONEST = honest_lines()

@@ -17,7 +17,7 @@ from kvrun.audit.checkpoint import (
 from kvrun.audit.merkle import inclusion_proof, tree_root
 from kvrun.audit.note import COSIGNATURE_V1, VerifierKey
 from kvrun.audit.proof import LogProof
-from kvrun.audit.record import AuditEvent, Event, format_time
+from kvrun.audit.record import AuditEvent, Event, format_time, split_lines
 from kvrun.erasure.certificate import (
     ChildEntry,
     ChildOutcome,
@@ -183,7 +183,7 @@ class Operator:
         timed = [(event, format_time(ISSUED + number)) for number, event in enumerate(events)]
         point = ChainPoint(0, ChainPoint.start(self.log_id).prev, 1)
         lines, leaves, _ = chain_events(timed, point, self.log_id)
-        return self.prove(lines, leaves, at)
+        return self.prove(split_lines(bytes(lines)), leaves, at)
 
     def prove(self, lines: list[bytes], leaves: list[bytes], at: int) -> LogInclusion:
         signer = self.log_signer

@@ -47,17 +47,19 @@ class ChainPoint:
 
 def chain_events(
     events: Sequence[tuple[AuditEvent, str]], point: ChainPoint, log_id: str
-) -> tuple[list[bytes], list[bytes], ChainPoint]:
+) -> tuple[bytearray, list[bytes], ChainPoint]:
     """The lines and leaf hashes of events with their times, and the place after them.
 
-    The events must have passed ``check_event``. ``point.epoch`` is the epoch of the new records.
+    Each line ends with a newline. The events must have passed ``check_events``. ``point.epoch`` is
+    the epoch of the new records.
     """
-    lines, leaves = [], []
+    lines, line, leaves = bytearray(), bytearray(MAX_LINE_BYTES), []
     seq, prev, epoch = point.next_seq, point.prev, point.epoch
     for event, ts in events:
-        line = encode_checked(event, log_id, epoch, seq, prev, ts)
+        encode_checked(event, log_id, epoch, seq, prev, ts, line)
         leaf = leaf_hash(line)
-        lines.append(line)
+        lines += line
+        lines += b"\n"
         leaves.append(leaf)
         prev = leaf.hex()
         seq += 1

@@ -46,7 +46,7 @@ class LogFiles:
     ) -> None:
         self._folder, self._log_id, self._signer, self._limits = folder, log_id, signer, limits
         # Chained lines not yet on disk, the chain and tree after them, and the same as on disk.
-        self._unwritten: list[bytes] = []
+        self._unwritten = bytearray()
         self._head = replace(recovered.point, epoch=recovered.point.epoch + 1)
         self._frontier = recovered.frontier
         self._durable = (recovered.point, recovered.frontier.copy())
@@ -85,12 +85,12 @@ class LogFiles:
         """Make what was taken in durable. Raises OSError, also when the quota is used up."""
         if not self._unwritten:
             return
-        data = b"\n".join(self._unwritten) + b"\n"
+        data = bytes(self._unwritten)
         if self.stored_bytes + len(data) > self._limits.quota_bytes:
             raise OSError(0, f"its quota of {self._limits.quota_bytes} bytes is used up")
         self._file.append(data)
-        self._first_ts = self._first_ts or decode_record(self._unwritten[0]).ts
-        self._unwritten = []
+        self._first_ts = self._first_ts or decode_record(data[: data.index(b"\n")]).ts
+        self._unwritten = bytearray()
         self.stored_bytes += len(data)
         self._durable = (self._head, self._frontier.copy())
         self.appended_at = time.monotonic()

@@ -13,7 +13,7 @@ _LEAF_START = sha256(b"\x00")
 _NODE_START = sha256(b"\x01")
 
 
-def leaf_hash(data: bytes) -> bytes:
+def leaf_hash(data: bytes | bytearray) -> bytes:
     """The leaf hash of one entry's bytes."""
     state = _LEAF_START.copy()
     state.update(data)

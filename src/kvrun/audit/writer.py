@@ -9,6 +9,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from itertools import repeat
 from pathlib import Path
 
 from kvrun.audit.checkpoint import CheckpointSigner
@@ -18,7 +19,7 @@ from kvrun.audit.record import (
     AuditEvent,
     Event,
     Stamper,
-    check_event,
+    check_events,
     check_log_id,
     gap_event,
 )
@@ -120,8 +121,7 @@ class AuditLog:
         return seqs
 
     def _take(self, events: Sequence[AuditEvent]) -> list[int]:
-        for event in events:
-            check_event(event)
+        check_events(events)
         with self._lock:
             if self._closed or (not self._available and self.mode is AuditMode.REQUIRE):
                 raise self._unavailable()
@@ -129,7 +129,7 @@ class AuditLog:
                 self._lost += len(events)
                 self._dropped += len(events)
                 return [-1] * len(events)
-            first = self._add(*events)
+            first = self._add(events)
             return list(range(first, self._next_seq))
 
     def commit(self) -> None:
@@ -160,7 +160,7 @@ class AuditLog:
         with self._lock:
             self._dropped += count
             if self._available and not self._closed:
-                self._add(gap_event("not_recorded", count))
+                self._add((gap_event("not_recorded", count),))
             else:
                 self._lost += count
 
@@ -238,7 +238,7 @@ class AuditLog:
         try:
             with self._lock:
                 if self._available:
-                    self._add(AuditEvent(event=Event.LOG_CLOSED))
+                    self._add((AuditEvent(event=Event.LOG_CLOSED),))
                 # From here on appends are refused: nothing follows the record of the stop.
                 self._closed = True
             self.commit()
@@ -250,20 +250,20 @@ class AuditLog:
                 os.close(self._lock_file)
 
     def _start(self, recovered: RecoveredLog) -> None:
-        self._add(AuditEvent(event=Event.LOG_OPENED))
+        self._add((AuditEvent(event=Event.LOG_OPENED),))
         if not recovered.clean:
             reason = "torn_tail" if recovered.cut else "unclean_stop"
-            self._add(gap_event(reason, recovered.cut_records))
+            self._add((gap_event(reason, recovered.cut_records),))
         with self._io:
             self._files.write_key()
             self._write_pending()
             self._files.sign()
         self._thread.start()
 
-    def _add(self, *events: AuditEvent) -> int:
+    def _add(self, events: Sequence[AuditEvent]) -> int:
         """Take in events that fit the schema; the first one's number. Needs ``_lock``."""
         first, ts = self._next_seq, self._stamp()
-        self._pending += [(event, ts) for event in events]
+        self._pending.extend(zip(events, repeat(ts)))
         self._next_seq = first + len(events)
         return first
 
@@ -292,14 +292,14 @@ class AuditLog:
             if self._available:
                 return
             if not self._gap_pending:
-                self._add(gap_event("write_failed", self._lost))
+                self._add((gap_event("write_failed", self._lost),))
                 self._lost, self._gap_pending = 0, True
         if not self._guard(self._write_pending) or not self._guard(self._files.sign):
             return
         with self._lock:
             self._gap_pending = False
             if self._lost:
-                self._add(gap_event("write_failed", self._lost))
+                self._add((gap_event("write_failed", self._lost),))
                 self._lost = 0
             self._available, self._why = True, ""
 
@@ -329,7 +329,7 @@ class AuditLog:
             return
         if moment - self._files.appended_at >= limits.heartbeat_seconds:
             with self._lock:
-                self._add(AuditEvent(event=Event.HEARTBEAT))
+                self._add((AuditEvent(event=Event.HEARTBEAT),))
         if not self._guard(self._write_pending):
             return
         if moment - self._files.rolled_at >= limits.segment_seconds and self._files.segment_bytes:
