@@ -11,10 +11,11 @@ from fastapi import Query, Response
 from kvrun.accounts.permissions import Permission
 from kvrun.api.dependencies import DeploymentId, WorkspaceId
 from kvrun.audit.record import Event, Outcome
+from kvrun.console import words
 from kvrun.console.desk import ChangeNow, DeskNow, page_router, place_of
 from kvrun.console.frame import section_page
 from kvrun.control.rounds import RoundReport
-from kvrun.deployments.audit_view import AuditView, Banner, RecordFilter
+from kvrun.deployments.audit_view import Banner, RecordFilter
 
 router = page_router()
 _AUDIT = "/workspaces/{workspace_id}/deployments/{deployment_id}/audit"
@@ -106,21 +107,19 @@ def tone_of(banner: Banner) -> str:
     return "good"
 
 
-def is_empty(view: AuditView) -> bool:
-    """Whether nothing was collected yet."""
-    return not view.banners
-
-
 def _collected(report: RoundReport) -> list[tuple[str, str, str]]:
     """What a collection did, as tone, title and text of banners."""
     said = []
     for item in report.logs:
         tone = "bad" if item.alert else "good"
-        title = (
-            f"Collected: {item.new_records:,} new records, verified up to record {item.size:,}"
-            if not item.alert and not item.message
-            else f"{item.outcome.value.replace('_', ' ').capitalize()}: {item.log or item.source}"
-        )
+        if item.alert:
+            title = "The log contradicts what is remembered of it"
+        elif item.message:
+            title = (
+                f"{item.outcome.value.replace('_', ' ').capitalize()}: {item.log or item.source}"
+            )
+        else:
+            title = f"Collected and verified: {words.plural(item.new_records, 'new record')}"
         said.append((tone if not item.message or item.alert else "open", title, item.message))
     said += [("open", "Finding", item.message) for item in report.findings]
     return said

@@ -38,10 +38,6 @@ def get_overview(desk: DeskNow, workspace_id: WorkspaceId, deployment_id: Deploy
     workspace = desk.workspace(workspace_id)
     found = desk.deployment(Permission.VIEW, workspace_id, deployment_id)
     view = desk.services.views.overview(found.id)
-    acts = []
-    if found.launcher is LauncherKind.LOCAL and desk.may(Permission.DEPLOY, workspace_id, found.id):
-        possible = allowed(found.state)
-        acts = [(name.value, label, kind) for name, label, kind in _ACTS if name in possible]
     return section_page(
         desk,
         workspace,
@@ -52,7 +48,7 @@ def get_overview(desk: DeskNow, workspace_id: WorkspaceId, deployment_id: Deploy
         view=view,
         parts=_parts(view.reuse),
         history=[],
-        acts=acts,
+        acts=_acts(desk, found),
         may_make_keys=desk.may(Permission.KEYS, workspace_id),
     )
 
@@ -113,12 +109,27 @@ def get_events(
 def _fragments(
     desk: Desk, found: Deployment, view: Overview | None, history: Sequence[int]
 ) -> Mapping[str, str]:
-    values = {"deployment": found, "place": place_of(found), "launchers": LAUNCHERS}
+    values = {
+        "deployment": found,
+        "place": place_of(found),
+        "launchers": LAUNCHERS,
+        "csrf": desk.session.csrf_token,
+    }
     sent = {"state": desk.pages.text("deployment_state.html", values)}
     if view is not None:
         numbers = {**values, "view": view, "parts": _parts(view.reuse), "history": history}
         sent["numbers"] = desk.pages.text("overview_numbers.html", numbers)
+        sent["facts"] = desk.pages.text("overview_facts.html", {**values, "view": view})
+        acts = {**values, "acts": _acts(desk, found)}
+        sent["acts"] = desk.pages.text("overview_acts.html", acts)
     return sent
+
+
+def _acts(desk: Desk, found: Deployment) -> list[tuple[str, str, str]]:
+    """What this person may ask of the deployment now: command, label, kind of button."""
+    may = desk.may(Permission.DEPLOY, found.workspace_id, found.id)
+    possible = allowed(found.state) if may and found.launcher is LauncherKind.LOCAL else ()
+    return [(name.value, label, kind) for name, label, kind in _ACTS if name in possible]
 
 
 def _new_requests(counts: Sequence[int]) -> list[int]:
