@@ -1,4 +1,7 @@
-"""Write docs/cli.md and docs/configuration.md from what the code says of itself: ``make pages``."""
+"""Write the pages that the code says of itself: ``make pages``.
+
+docs/cli.md, docs/configuration.md and docs/openapi.json.
+"""
 
 import inspect
 import re
@@ -9,6 +12,7 @@ from typing import Any
 import typer
 from pydantic_core import PydanticUndefined
 
+from kvrun.api.app import openapi_text
 from kvrun.cli.main import app
 from kvrun.cli.template import to_toml
 from kvrun.config import KvrunConfig
@@ -103,9 +107,10 @@ SECTION_INTROS = {
 
 
 def main() -> None:
-    """Write both pages."""
+    """Write the pages."""
     (DOCS / "cli.md").write_text(cli_page(), encoding="utf-8")
     (DOCS / "configuration.md").write_text(configuration_page(), encoding="utf-8")
+    (DOCS / "openapi.json").write_text(openapi_text(), encoding="utf-8")
 
 
 def cli_page() -> str:

@@ -98,7 +98,11 @@ def test_what_is_outside_the_daemon_holds_no_code_for_keys_or_blocks(module: str
         if name in MODULES and name not in reached:
             reached.add(name)
             todo += _imports(MODULES[name])
-    inside = {name for name in reached if name.split(".")[1] in ("seal", "keys", "cache", "audit")}
+    inside = {
+        name
+        for name in reached - {"kvrun"}
+        if name.split(".")[1] in ("seal", "keys", "cache", "audit")
+    }
     assert inside == set()
 
 

@@ -5,7 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from kvrun.config import parse_config
-from kvrun.launch.processes import collector_spec, engine_spec, gateway_spec, instance_spec
+from kvrun.launch.processes import (
+    collector_spec,
+    control_spec,
+    engine_spec,
+    gateway_spec,
+    instance_spec,
+)
 from kvrun.launch.secrets import Launch
 
 
@@ -27,6 +33,7 @@ root_secret = "env:CHAT_TOKEN"
         engine_spec(config, environment),
         gateway_spec(config, file, launch, environment),
         collector_spec(config, file, environment),
+        control_spec(config, file, environment),
     ):
         assert "hvs.secret" not in spec.environment.values()
         assert spec.environment["PATH"] == "/bin"

@@ -3,10 +3,12 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -47,6 +49,8 @@ up.engine_spec = lambda config, env, cpus: fake("engine")
 up.gateway_spec = lambda config, file, launch, env: fake("gateway", launch.for_gateway())
 up.collector_spec = lambda config, file, env: replace(
     fake("collector"), ready=lambda: True, restart_after_s=0.1)
+up.control_spec = lambda config, file, env: replace(
+    fake("control"), ready=lambda: True, restart_after_s=0.1)
 sys.argv = ["kvrun", "up", "--config", str(folder / "kvrun.toml"), "--port", "8397"]
 app()
 """
@@ -55,9 +59,10 @@ app()
 class Up:
     """A running ``kvrun up``."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, control: str = "port = 8398") -> None:
         self.folder = folder
-        (folder / "kvrun.toml").write_text('[instance]\ndata_dir = "data"\n')
+        text = f'[instance]\ndata_dir = "data"\n[control]\n{control}\n'
+        (folder / "kvrun.toml").write_text(text)
         self.run = folder / "data/run"
         self.process = subprocess.Popen(
             [sys.executable, "-c", DRIVER, str(folder)],
@@ -92,18 +97,25 @@ def gone(pid: int) -> bool:
 
 @pytest.fixture
 def up(tmp_path: Path) -> Iterator[Up]:
-    running = Up(tmp_path)
-    yield running
-    # SIGTERM, not SIGKILL: the supervisor has children to stop.
-    if running.process.poll() is None:
-        running.process.terminate()
-        running.process.communicate(timeout=60)
+    with ended(Up(tmp_path)) as running:
+        yield running
+
+
+@contextmanager
+def ended(running: Up) -> Iterator[Up]:
+    """Stop it in the end: SIGTERM, not SIGKILL, since the supervisor has children to stop."""
+    try:
+        yield running
+    finally:
+        if running.process.poll() is None:
+            running.process.terminate()
+            running.process.communicate(timeout=60)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_stops_everything_and_leaves_no_token(up: Up, number: int) -> None:
     processes = up.wait_ready()
-    assert list(processes) == ["instance", "engine", "gateway", "collector"]
+    assert list(processes) == ["instance", "engine", "gateway", "collector", "control"]
     assert {path.name for path in up.run.glob("*.token")} == {"admin.token", "engine.token"}
     up.process.send_signal(number)
     code, out, err = up.finish()
@@ -127,20 +139,44 @@ def test_a_child_that_dies_is_named_and_the_others_are_stopped(up: Up, name: str
     assert [path.name for path in up.run.iterdir()] == ["up.lock"]
 
 
-def test_a_collector_that_dies_is_started_again_and_stops_nothing(up: Up) -> None:
+@pytest.mark.parametrize("one", ["collector", "control"])
+def test_who_nobody_waits_for_is_started_again_and_stops_nothing(up: Up, one: str) -> None:
     processes = up.wait_ready()
-    (up.folder / "collector.die").touch()
-    assert eventually(lambda: gone(processes["collector"]), 60)
-    (up.folder / "collector.ready").unlink(missing_ok=True)
-    (up.folder / "collector.die").unlink()
-    assert eventually((up.folder / "collector.ready").exists, 60)
+    (up.folder / f"{one}.die").touch()
+    assert eventually(lambda: gone(processes[one]), 60)
+    (up.folder / f"{one}.ready").unlink(missing_ok=True)
+    (up.folder / f"{one}.die").unlink()
+    assert eventually((up.folder / f"{one}.ready").exists, 60)
     assert not any(gone(processes[name]) for name in ("instance", "engine", "gateway"))
     up.process.terminate()
     code, out, _ = up.finish()
     assert code == 0
-    assert "collector: failed" in out
-    assert out.index("collector: failed") < out.rindex("collector: ready")
+    assert f"{one}: failed" in out
+    assert out.index(f"{one}: failed") < out.rindex(f"{one}: ready")
     assert all(gone(pid) for pid in processes.values())
+
+
+def test_the_control_planes_address_is_printed(up: Up) -> None:
+    up.wait_ready()
+    up.process.terminate()
+    _, out, _ = up.finish()
+    assert "control plane: http://127.0.0.1:8398" in out
+
+
+def test_a_control_plane_that_is_not_wanted_is_not_started(tmp_path: Path) -> None:
+    with ended(Up(tmp_path, "enabled = false")) as up:
+        assert "control" not in up.wait_ready()
+
+
+def test_where_another_listens_the_deployment_runs_without_a_control_plane(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with ended(Up(tmp_path, f"port = {port}")) as up:
+            assert "control" not in up.wait_ready()
+            up.process.terminate()
+            _, out, _ = up.finish()
+    assert "control plane: not started" in out
+    assert str(port) in out
 
 
 def test_no_token_is_in_the_arguments_or_variables_of_any_process(up: Up) -> None:

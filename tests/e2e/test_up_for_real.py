@@ -16,10 +16,11 @@ from pathlib import Path
 import pytest
 from e2e_rig import eventually, short_folder
 
-from kvrun.launch.readiness import free_port
+from kvrun.launch.readiness import free_port, http_answers
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 KVRUN = [sys.executable, "-m", "kvrun"]
+CONTROL_PORT = free_port()
 
 
 @pytest.fixture
@@ -35,6 +36,7 @@ def environment() -> dict[str, str]:
     return plain | {
         "KVRUN_ENGINE__ENFORCE_EAGER": "true",
         "KVRUN_DEPLOYMENT__CONTEXT_WINDOW": "2048",
+        "KVRUN_CONTROL__PORT": str(CONTROL_PORT),
     }
 
 
@@ -61,16 +63,19 @@ def test_init_then_up_then_the_printed_curl_line_then_sigterm(folder: Path) -> N
 
         def ready() -> bool:
             assert process.poll() is None, output.read_text()
-            return "curl " in output.read_text() and "max_tokens" in output.read_text()
+            return "control plane:" in output.read_text()
 
         eventually(ready, "everything is up", timeout_s=600)
         printed = output.read_text()
-        curl = printed[printed.index("curl ") :].strip().replace("<your API key>", key[0])
+        curl = printed[printed.index("curl ") : printed.index("control plane:")].strip().replace("<your API key>", key[0])
         answer = json.loads(run(folder, "sh", "-c", curl.replace("curl ", "curl -sS ", 1)))
         assert answer["usage"]["completion_tokens"] == 16
         assert answer["choices"][0]["text"]
         processes = json.loads((home / "kvrun-data/run/up.json").read_text())["processes"]
-        assert set(processes) == {"instance", "engine", "gateway", "collector"}
+        assert set(processes) == {"instance", "engine", "gateway", "collector", "control"}
+        control = f"http://127.0.0.1:{CONTROL_PORT}"
+        assert control in printed
+        eventually(lambda: http_answers(control, "/readyz"), "the control plane answers")
         status = json.loads(run(home, *KVRUN, "status", "--json"))
         assert status
         process.send_signal(signal.SIGTERM)

@@ -43,6 +43,7 @@ class AlertKind(StrEnum):
     STORED_DIFFERS = "stored_differs"
     WITNESS_REFUSED = "witness_refused"
     OMISSION = "omission"
+    OWNER_LINK_USED = "owner_link_used"
 
 
 class UnknownAlertError(KvrunError):

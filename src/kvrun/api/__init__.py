@@ -1,0 +1,1 @@
+"""The control plane's HTTP interface: authentication, routes, problem responses."""

@@ -1,0 +1,69 @@
+"""Alerts for somebody: of the workspace's deployments and of the control plane itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvrun.accounts.actor import Actor
+from kvrun.accounts.permissions import Permission, may, require
+from kvrun.api.services import Services
+from kvrun.control.alerts import Alert, UnknownAlertError
+
+
+@dataclass(frozen=True, slots=True)
+class AlertEntry:
+    """An alert; ``deployment_id`` is empty where it is about the control plane."""
+
+    deployment_id: str
+    deployment_name: str
+    alert: Alert
+
+
+def listed(
+    services: Services, actor: Actor, workspace_id: str, *, every: bool = False
+) -> list[AlertEntry]:
+    """Those that wait for a person, or every one; the newest first."""
+    require(actor, Permission.VIEW, workspace_id)
+    found = [
+        AlertEntry(row.deployment_id, row.deployment_name, row.alert)
+        for row in services.alerts.alerts(workspace_id, every=every)
+    ]
+    if may(actor, Permission.ALERTS, workspace_id):
+        own = services.access_log.alerts.all()
+        found += [
+            AlertEntry("", "control plane", alert)
+            for alert in own
+            if every or alert.acknowledged_at is None
+        ]
+    return sorted(found, key=lambda entry: entry.alert.raised_at, reverse=True)
+
+
+def acknowledge(
+    services: Services,
+    actor: Actor,
+    workspace_id: str,
+    *,
+    deployment_id: str,
+    log: str,
+    reason: str,
+    start_over: bool = False,
+) -> list[AlertEntry]:
+    """Let the collection of a log go on. The reason and who gave it are put on record.
+
+    Raises UnknownAlertError where none waits.
+    """
+    said = f"{reason} ({actor.kind} {actor.id})"
+    if deployment_id:
+        found = services.find(actor, Permission.ALERTS, deployment_id)
+        services.same_workspace(found, workspace_id)
+        done = services.alerts.acknowledge(found.id, log, said, start_over=start_over)
+        return [AlertEntry(found.id, found.spec.name, alert) for alert in done]
+    require(actor, Permission.ALERTS, workspace_id)
+    book = services.access_log.alerts
+    waiting = [alert for alert in book.all() if alert.log == log and not alert.acknowledged_at]
+    if not waiting:
+        raise UnknownAlertError("no alert of that log waits for an acknowledgement")
+    now = services.now()
+    return [
+        AlertEntry("", "control plane", book.acknowledge(alert.id, said, now)) for alert in waiting
+    ]

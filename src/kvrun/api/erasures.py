@@ -1,0 +1,284 @@
+"""Erasing for somebody: who may, whose word it needs besides, and what was done.
+
+Routes and pages both use these functions. A session or a tenant needs the permission ``erase``; a
+whole deployment ``erase_wide`` and, where there is one, a second person's approval.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from kvrun.accounts.actor import Actor
+from kvrun.accounts.permissions import Permission, require
+from kvrun.accounts.records import Approval
+from kvrun.api.services import Services
+from kvrun.config import KvrunConfig
+from kvrun.deployments.model import Deployment, DeploymentState
+from kvrun.erasure.archive import CertificateArchive
+from kvrun.erasure.certificate import ErasureStatement, RequestKind
+from kvrun.erasure.errors import ErasureError
+from kvrun.erasure.job import Job, JobState, JobStore
+from kvrun.erasure.plan import ErasureScope, Plan
+from kvrun.errors import KvrunError
+from kvrun.instance.erasures import ErasureResult
+from kvrun.instance.parts import certificates_folder
+from kvrun.launch import erasing
+from kvrun.launch.erasing_users import UserAsked, UserErased, erasing_user
+
+ERASE_DEPLOYMENT = "erase_deployment"
+"""The operation that approvals name."""
+
+
+class ErasureNotFoundError(ErasureError):
+    """There is no erasure of that id in the deployment."""
+
+    status = 404
+
+
+@dataclass(frozen=True, slots=True)
+class Reasons:
+    """What is written into the certificate about the request."""
+
+    reference: str = ""
+    legal_basis: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DeploymentPlan:
+    """One deployment's part of a plan; ``problem`` says why there is none."""
+
+    deployment: Deployment
+    plan: Plan | None
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ErasureRow:
+    """An erasure. ``state`` is ``certified`` once it has its certificate."""
+
+    id: str
+    state: str
+    kind: str
+    requested_at: str
+    issued_at: str
+    reference: str
+    claim_class: str
+    keys: int
+
+
+@dataclass(frozen=True, slots=True)
+class ErasureStatus:
+    """How far an erasure has come. ``steps`` are names and times (RFC 3339)."""
+
+    row: ErasureRow
+    steps: tuple[tuple[str, str], ...]
+    unacknowledged: tuple[str, ...]
+    certificates: tuple[str, ...]
+
+
+def plan(services: Services, actor: Actor, deployment_id: str, scope: ErasureScope) -> Plan:
+    """Count what an erasure would reach; its token confirms it. Raises KvrunError."""
+    found = services.find(actor, _permission(scope), deployment_id)
+    config = services.deployments.config_of(found.id)
+    return erasing.plan_erasure(config, _asked(scope), offline=True)
+
+
+def needs_approval(services: Services, actor: Actor, deployment_id: str) -> bool:
+    """Whether erasing the deployment needs a second person's word."""
+    found = services.find(actor, Permission.ERASE_WIDE, deployment_id)
+    return services.accounts.approval_needed(actor, found.workspace_id)
+
+
+def ask_approval(
+    services: Services, actor: Actor, workspace_id: str, deployment_id: str, token: str
+) -> Approval:
+    """Ask a second person to agree to the plan with that token."""
+    found = services.find(actor, Permission.ERASE_WIDE, deployment_id)
+    services.same_workspace(found, workspace_id)
+    return services.accounts.ask_approval(
+        actor, workspace_id, ERASE_DEPLOYMENT, token, deployment_id=found.id
+    )
+
+
+def erase(
+    services: Services,
+    actor: Actor,
+    deployment_id: str,
+    scope: ErasureScope,
+    *,
+    confirm: str,
+    reasons: Reasons,
+) -> ErasureResult:
+    """Erase and certify. ``confirm`` is the plan's token; a session needs none.
+
+    Raises ConfirmationError, ApprovalNeededError and what an erasure raises.
+    """
+    found = services.find(actor, _permission(scope), deployment_id)
+    config = services.deployments.config_of(found.id)
+    asked = _asked(scope) | {
+        "requester": _requester(actor),
+        "reference": reasons.reference,
+        "legal_basis": reasons.legal_basis,
+        "confirm": confirm,
+    }
+    if scope.kind is RequestKind.DEPLOYMENT:
+        approval = services.accounts.take_approval(
+            actor, found.workspace_id, ERASE_DEPLOYMENT, confirm, deployment_id=found.id
+        )
+        if approval is not None:
+            # Two people have agreed to it; until then the token may have become too old.
+            asked["confirmed"] = "yes"
+    done = erasing.erase(config, asked, offline=True)
+    if scope.kind is RequestKind.DEPLOYMENT:
+        services.deployments.tenants.forget(found.id)
+    elif scope.kind is not RequestKind.SESSION:
+        services.deployments.tenants.forget(found.id, {item.tenant_ref for item in done.erased})
+    return done
+
+
+def plan_user(
+    services: Services, actor: Actor, workspace_id: str, user_id: str
+) -> tuple[DeploymentPlan, ...]:
+    """Count what erasing one person everywhere in the workspace would reach."""
+    require(actor, Permission.ERASE, workspace_id)
+    scope = ErasureScope(RequestKind.USER, user_id)
+    found = []
+    for deployment in _reachable(services, workspace_id):
+        try:
+            config = services.deployments.config_of(deployment.id)
+            counted = erasing.plan_erasure(config, _asked(scope), offline=True)
+            found.append(DeploymentPlan(deployment, counted))
+        except KvrunError as error:
+            found.append(DeploymentPlan(deployment, None, error.message))
+    return tuple(found)
+
+
+def erase_user(
+    services: Services,
+    actor: Actor,
+    workspace_id: str,
+    user_id: str,
+    *,
+    confirm: Mapping[str, str],
+    reasons: Reasons,
+    certify_pending: bool,
+) -> UserErased:
+    """Erase one person in the deployments of the workspace, with one certificate over all.
+
+    ``confirm`` are the plans' tokens by deployment id. Deployments without one are listed as
+    pending. Raises UserErasureOpenError where one failed: ask again with the same reference.
+    """
+    require(actor, Permission.ERASE, workspace_id)
+    reachable = {item.id: item for item in _reachable(services, workspace_id)}
+    chosen = [item for item in reachable.values() if confirm.get(item.id)]
+    if not chosen:
+        raise ErasureNotFoundError(
+            "no deployment of the workspace was planned", hint="Plan first, and send its tokens."
+        )
+    configs = [services.deployments.config_of(item.id) for item in chosen]
+    unknown = {
+        services.deployments.config_of(item.id).deployment.name: "it was not planned"
+        for item in reachable.values()
+        if item not in chosen
+    }
+    workspace = configs[0].deployment.workspace
+    asked = UserAsked(workspace, user_id, reasons.reference, _requester(actor), reasons.legal_basis)
+    tokens = [confirm[item.id] for item in chosen]
+    with erasing_user(
+        configs, asked, tokens, unknown=unknown, certify_pending=certify_pending
+    ) as done:
+        return done
+
+
+def listed(
+    services: Services, actor: Actor, deployment_id: str, *, reference: str = ""
+) -> list[ErasureRow]:
+    """The deployment's erasures, those under way first, then the latest first."""
+    found = services.find(actor, Permission.CERTIFICATES, deployment_id)
+    config = services.deployments.config_of(found.id)
+    jobs = [_job_row(job) for job in _jobs(config) if job.state is not JobState.CERTIFIED]
+    certified = [_statement_row(item) for item in _archive(config).statements()]
+    rows = [*jobs, *reversed(certified)]
+    return [row for row in rows if reference in ("", row.reference)]
+
+
+def status(services: Services, actor: Actor, deployment_id: str, erasure_id: str) -> ErasureStatus:
+    """How far one erasure has come. Raises ErasureNotFoundError."""
+    found = services.find(actor, Permission.CERTIFICATES, deployment_id)
+    config = services.deployments.config_of(found.id)
+    job = next((item for item in _jobs(config) if item.id == erasure_id), None)
+    statement = next(
+        (item for item in _archive(config).statements() if item.id == erasure_id), None
+    )
+    if statement is not None:
+        row = _statement_row(statement)
+    elif job is not None:
+        row = _job_row(job)
+    else:
+        raise ErasureNotFoundError("there is no such erasure")
+    made = [erasure_id] * (statement is not None)
+    if job is not None:
+        made += [f"{erasure_id}-{number + 1}" for number in range(job.addenda)]
+    steps: Sequence[tuple[str, str]] = (
+        [(step.name, step.at) for step in job.steps] if job is not None else []
+    )
+    return ErasureStatus(
+        row, tuple(steps), tuple(job.unacknowledged) if job is not None else (), tuple(made)
+    )
+
+
+def _permission(scope: ErasureScope) -> Permission:
+    wide = scope.kind is RequestKind.DEPLOYMENT
+    return Permission.ERASE_WIDE if wide else Permission.ERASE
+
+
+def _asked(scope: ErasureScope) -> dict[str, str]:
+    named = {"kind": scope.kind.value, "tenant": scope.tenant, "session": scope.session}
+    return {name: value for name, value in named.items() if value}
+
+
+def _requester(actor: Actor) -> str:
+    return f"{actor.name} ({actor.kind} {actor.id})"
+
+
+def _reachable(services: Services, workspace_id: str) -> list[Deployment]:
+    """Deployments that may hold something: not those that never started, nor deleted ones."""
+    never = (DeploymentState.CREATED, DeploymentState.DELETED)
+    found = services.deployments.list(workspace_id, deleted=False)
+    return [item for item in found if item.state not in never]
+
+
+def _jobs(config: KvrunConfig) -> list[Job]:
+    folder = config.layout.erasure / "jobs"
+    return list(JobStore(folder).jobs()) if folder.is_dir() else []
+
+
+def _archive(config: KvrunConfig) -> CertificateArchive:
+    return CertificateArchive(certificates_folder(config))
+
+
+def _statement_row(item: ErasureStatement) -> ErasureRow:
+    return ErasureRow(
+        id=item.id,
+        state=JobState.CERTIFIED.value,
+        kind=item.request.kind.value,
+        requested_at=item.request.requested_at,
+        issued_at=item.issued_at,
+        reference=item.request.reference,
+        claim_class=item.claim_class.value if item.claim_class else "",
+        keys=len(item.keys),
+    )
+
+
+def _job_row(job: Job) -> ErasureRow:
+    return ErasureRow(
+        id=job.id,
+        state=job.state.value,
+        kind=job.kind.value,
+        requested_at=job.steps[0].at if job.steps else "",
+        issued_at="",
+        reference=job.reference,
+        claim_class="",
+        keys=len(job.keys),
+    )

@@ -1,0 +1,34 @@
+"""The routes, a module a noun. Each says which permission it needs and calls one function."""
+
+from kvrun.api.routes import (
+    alerts,
+    api_keys,
+    audit,
+    certificates,
+    deployments,
+    erasures,
+    insight,
+    lifecycle,
+    members,
+    sign_in,
+    storage,
+    tenants,
+    workspaces,
+)
+
+ROUTERS = (
+    sign_in.router,
+    workspaces.router,
+    members.router,
+    api_keys.router,
+    deployments.router,
+    lifecycle.router,
+    insight.router,
+    erasures.router,
+    certificates.router,
+    audit.router,
+    storage.router,
+    alerts.router,
+    tenants.router,
+)
+"""In the order in which the description lists them."""

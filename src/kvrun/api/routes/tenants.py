@@ -1,0 +1,77 @@
+"""What is said of end users: class, region and labels, one by one or in bulk."""
+
+from typing import Annotated
+
+from fastapi import APIRouter
+from pydantic import BaseModel, ConfigDict, Field
+
+from kvrun.accounts.permissions import Permission
+from kvrun.api.dependencies import ActorNow, DeploymentId, ServicesNow
+from kvrun.deployments.registry import TenantNote
+
+router = APIRouter(tags=["tenants"])
+MAX_AT_ONCE = 5000
+
+
+class TenantNoteAsked(BaseModel):
+    """What is said of one end user, who is named by the log's reference."""
+
+    model_config = ConfigDict(extra="forbid", from_attributes=True)
+
+    tenant_ref: str = Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9]+$")
+    tenant_class: str = Field(default="", max_length=64, description="Such as `gold`.")
+    region: str = Field(default="", max_length=64, description="Such as `eu-central-1`.")
+    labels: dict[str, str] = Field(default={}, max_length=32)
+
+
+class TenantImport(BaseModel):
+    """Notes on many end users: all of them are taken, or none."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    tenants: list[TenantNoteAsked] = Field(min_length=1, max_length=MAX_AT_ONCE)
+
+
+class TenantQuestion(BaseModel):
+    """Whose notes are wanted."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    tenant_refs: list[Annotated[str, Field(min_length=1, max_length=128)]] = Field(
+        min_length=1, max_length=200
+    )
+
+
+class Imported(BaseModel):
+    """How many were taken."""
+
+    count: int
+
+
+@router.put("/deployments/{deployment_id}/tenants", summary="Label end users")
+def put_tenants(
+    services: ServicesNow, actor: ActorNow, deployment_id: DeploymentId, asked: TenantImport
+) -> Imported:
+    """Replaces what was said of the same ones before. Ids are never taken or kept here."""
+    found = services.find(actor, Permission.SETTINGS, deployment_id)
+    notes = [
+        TenantNote(
+            tenant_ref=item.tenant_ref,
+            tenant_class=item.tenant_class,
+            region=item.region,
+            labels=item.labels,
+        )
+        for item in asked.tenants
+    ]
+    services.deployments.tenants.put(found.id, notes)
+    return Imported(count=len(notes))
+
+
+@router.post("/deployments/{deployment_id}/tenants/search", summary="Show end users' labels")
+def get_tenants(
+    services: ServicesNow, actor: ActorNow, deployment_id: DeploymentId, asked: TenantQuestion
+) -> list[TenantNoteAsked]:
+    """What is said of those that are named; at most 200."""
+    found = services.find(actor, Permission.VIEW, deployment_id)
+    notes = services.deployments.tenants.of(found.id, asked.tenant_refs)
+    return [TenantNoteAsked.model_validate(note) for note in notes.values()]

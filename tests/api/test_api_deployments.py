@@ -1,0 +1,180 @@
+"""Deployments through the API, run by a simulated launcher."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from api_rig import World, is_problem
+
+from kvrun.accounts import Role, Scope
+from kvrun.gateway.apikeys import load_api_keys
+
+SPEC: dict[str, Any] = {
+    "name": "chat",
+    "model": "tiny",
+    "multi_tenant": True,
+    "disk_bytes": 2**20,
+    "labels": {"team": "search"},
+}
+
+
+async def create(world: World, **changed: Any) -> dict[str, Any]:
+    place = f"/workspaces/{world.workspace('acme')}/deployments"
+    answer = await world.owner.post(place, {**SPEC, **changed})
+    assert answer.status_code == 201, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+async def test_a_deployment_is_made_started_stopped_and_deleted(world: World) -> None:
+    made = await create(world)
+    assert made["state"] == "created"
+    assert made["spec"]["labels"] == {"team": "search"}
+    assert "start" in made["commands"]
+    place = f"/deployments/{made['id']}"
+    started = await world.owner.post(f"{place}/start")
+    assert started.status_code == 202
+    world.services.deployments.supervise()
+    assert (await world.owner.get(place)).json()["state"] == "running"
+    assert (await world.owner.post(f"{place}/stop")).status_code == 202
+    world.services.deployments.supervise()
+    assert (await world.owner.get(place)).json()["state"] == "stopped"
+    deleted = await world.owner.post(f"{place}/delete", {"name": "chat"})
+    assert deleted.status_code == 200, deleted.text
+    after = (await world.owner.get(place)).json()
+    assert after["state"] == "deleted"
+    assert after["commands"] == []
+    listing = f"/workspaces/{world.ids['acme']}/deployments"
+    assert (await world.owner.get(listing)).json()["items"] == []
+    kept = await world.owner.get(listing, params={"deleted": True})
+    assert [item["id"] for item in kept.json()["items"]] == [made["id"]]
+
+
+async def test_what_was_asked_and_by_whom_is_on_record_before_it_is_done(world: World) -> None:
+    made = await create(world)
+    await world.owner.post(f"/deployments/{made['id']}/start")
+    log = world.services.access_log.folder
+    records = b"".join(path.read_bytes() for path in sorted(log.glob("segment-*.jsonl")))
+    assert b"deployment_created" in records
+    assert f"start asked by local_owner {world.owner.user_id}".encode() in records
+
+
+async def test_deleting_wants_the_name(world: World) -> None:
+    made = await create(world)
+    answer = await world.owner.post(f"/deployments/{made['id']}/delete", {"name": "other"})
+    is_problem(answer, 422)
+    assert (await world.owner.get(f"/deployments/{made['id']}")).json()["state"] == "created"
+
+
+async def test_a_command_that_does_not_fit_says_which_would(world: World) -> None:
+    made = await create(world)
+    found = is_problem(await world.owner.post(f"/deployments/{made['id']}/drain"), 409)
+    assert "start" in found["hint"]
+
+
+async def test_a_spec_that_cannot_be_one_is_refused(world: World) -> None:
+    place = f"/workspaces/{world.ids['acme']}/deployments"
+    cases: list[dict[str, Any]] = [
+        {"name": "../x"},
+        {"engine": "other"},
+        {"memory_bytes": 1},
+        {"context_window": 0},
+        {"labels": {"a b": "c"}},
+        {"gpu_ids": [0, 0]},
+        {"settings": {"keys.root": "memory"}},
+        {"settings": {"control.enabled": True}},
+        {"folder": "/etc"},
+        {"multi_tenant": "perhaps"},
+    ]
+    for changed in cases:
+        is_problem(await world.owner.post(place, {**SPEC, **changed}), 422)
+    assert (await world.owner.get(place)).json()["items"] == []
+
+
+async def test_two_of_one_name_are_refused(world: World) -> None:
+    await create(world)
+    place = f"/workspaces/{world.ids['acme']}/deployments"
+    is_problem(await world.owner.post(place, SPEC), 409)
+
+
+async def test_who_only_looks_changes_no_deployment(world: World) -> None:
+    made = await create(world)
+    auditor = world.person("ann@example.com", Role.AUDITOR)
+    stranger = world.person("eve@example.com", Role.OWNER, "elsewhere")
+    place = f"/deployments/{made['id']}"
+    assert (await auditor.get(place)).status_code == 200
+    for verb in ("start", "stop", "restart", "rebuild", "drain", "delete", "detach"):
+        body = {"name": "chat"} if verb == "delete" else None
+        is_problem(await auditor.post(f"{place}/{verb}", body), 403)
+        foreign = is_problem(await stranger.post(f"{place}/{verb}", body), 404)
+        missing = is_problem(await stranger.post(f"/deployments/d-000000000000/{verb}", body), 404)
+        assert foreign["detail"] == missing["detail"]
+
+
+async def test_an_inference_key_reaches_the_gateway_and_leaves_it(world: World) -> None:
+    made = await create(world)
+    keys = world.services.deployments.get(made["id"]).folder / "api_keys.json"
+    place = f"/workspaces/{world.ids['acme']}/api-keys"
+    key = (await world.owner.post(place, {"name": "app", "scopes": ["infer"]})).json()["key"]
+    known = {record.id: record.scopes for record in load_api_keys(keys)}
+    assert known[key["id"]] == ("inference",)
+    await world.owner.ask("DELETE", f"{place}/{key['id']}")
+    assert key["id"] not in {record.id for record in load_api_keys(keys)}
+
+
+async def test_a_new_deployment_knows_the_workspaces_keys(world: World) -> None:
+    place = f"/workspaces/{world.ids['acme']}/api-keys"
+    key = (await world.owner.post(place, {"name": "app", "scopes": ["infer"]})).json()["key"]
+    made = await create(world)
+    keys = world.services.deployments.get(made["id"]).folder / "api_keys.json"
+    assert key["id"] in {record.id for record in load_api_keys(keys)}
+
+
+async def test_an_attach_token_works_once_and_is_for_deployers(world: World) -> None:
+    place = f"/workspaces/{world.ids['acme']}/attach-tokens"
+    auditor = world.person("ann@example.com", Role.AUDITOR)
+    is_problem(await auditor.post(place, {"name": "theirs"}), 403)
+    made = await world.owner.post(place, {"name": "theirs"})
+    assert made.status_code == 201
+    asked = {"token": "kva_nonsense", "config_file": "/nowhere/kvrun.toml"}
+    answer = await world.nobody.post("/attached-deployments", asked)
+    assert answer.status_code in (400, 403)
+
+
+async def test_the_process_log_is_for_deployers(world: World) -> None:
+    made = world.deployment()
+    logs = world.services.deployments.config_of(made.id).layout.logs
+    logs.mkdir(parents=True, exist_ok=True)
+    (logs / "engine.log").write_text("loading weights\n")
+    place = f"/deployments/{made.id}/logs"
+    read = await world.owner.get(f"{place}/engine")
+    assert read.text == "loading weights\n"
+    assert read.headers["content-type"].startswith("text/plain")
+    is_problem(await world.owner.get(f"{place}/..%2Fengine"), 404)
+    is_problem(await world.owner.get(f"{place}/passwd"), 422)
+    auditor = world.person("ann@example.com", Role.AUDITOR)
+    is_problem(await auditor.get(f"{place}/engine"), 403)
+
+
+async def test_an_overview_and_the_cache_are_shown_though_nobody_answers(world: World) -> None:
+    made = world.deployment()
+    program = world.key(world.owner_actor, [Scope.AUDIT_READ])
+    overview = await program.get(f"/deployments/{made.id}/overview")
+    assert overview.status_code == 200, overview.text
+    assert "curl" in overview.json()["curl"]
+    assert overview.json()["requests"] is None
+    cache = await program.get(f"/deployments/{made.id}/cache")
+    assert cache.status_code == 200, cache.text
+    assert {tier["tier"] for tier in cache.json()["tiers"]} >= {"gpu", "memory"}
+
+
+async def test_labels_of_end_users_are_kept_by_reference(world: World) -> None:
+    made = world.deployment()
+    note = {"tenant_ref": "ab12" * 8, "tenant_class": "gold", "region": "eu", "labels": {"a": "b"}}
+    put = await world.owner.ask("PUT", f"/deployments/{made.id}/tenants", json={"tenants": [note]})
+    assert put.json() == {"count": 1}
+    asked = {"tenant_refs": [note["tenant_ref"], "cd34" * 8]}
+    found = await world.owner.post(f"/deployments/{made.id}/tenants/search", asked)
+    assert found.json() == [note]
+    bad = {"tenants": [note, {"tenant_ref": "alice@example.com"}]}
+    is_problem(await world.owner.ask("PUT", f"/deployments/{made.id}/tenants", json=bad), 422)
