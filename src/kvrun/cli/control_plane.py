@@ -65,6 +65,7 @@ def _serve(config: KvrunConfig, config_file: Path | None) -> None:
     from kvrun.api.app import create_app
     from kvrun.api.server import serve
     from kvrun.api.services import open_services
+    from kvrun.console import mount
 
     configure_logging(
         "control", level=config.instance.log_level, log_format=LogFormat(config.log.format)
@@ -73,6 +74,7 @@ def _serve(config: KvrunConfig, config_file: Path | None) -> None:
     if services.is_new and not config.layout.owner_link.exists():
         write_owner_link(config.layout.owner_link)
     application = create_app(services)
+    mount(application, services)
     sys.stdout.write(f"control plane: {sign_in_line(config)}\n")
     sys.stdout.flush()
     # The server raises again what ended it; being told to stop is no error.
