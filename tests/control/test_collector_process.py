@@ -8,6 +8,9 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+from typer.testing import CliRunner
+
+from kvrun.cli.main import app
 from kvrun.config.layout import DataLayout
 from kvrun.control.alerts import Alert, AlertBook, AlertKind
 from support.client import eventually
@@ -77,9 +80,12 @@ def test_it_tells_the_webhook_and_has_metrics_and_json_lines(short_folder: Path)
     finally:
         process.terminate()
         assert process.wait(timeout=30) == 0
-        server.shutdown()
-        server.server_close()
-    assert [item["event"] for item in got] == ["raised"]
+    tried = CliRunner().invoke(app, ["audit", "try-webhook", "--config", config])
+    assert tried.exit_code == 0, tried.output
+    assert "took the test message" in tried.output
+    assert [item["event"] for item in got] == ["raised", "test"]
+    server.shutdown()
+    server.server_close()
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     assert {line["process"] for line in lines} == {"collector"}
     assert any("unavailable" in line["message"] for line in lines)

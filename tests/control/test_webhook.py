@@ -22,7 +22,7 @@ from kvrun.audit.record import format_time
 from kvrun.config.alerts import AlertsSection
 from kvrun.control.alerts import AlertKind
 from kvrun.control.remembered import RememberedLog
-from kvrun.control.webhook import Webhook, WebhookSecretError
+from kvrun.control.webhook import NoWebhookError, Webhook, WebhookError, WebhookSecretError
 
 SECRET = b"a-secret-of-the-webhook"
 
@@ -293,6 +293,21 @@ def test_slack_gets_a_text_that_can_call_nobody(
     assert set(body) == {"text"}
     assert "&lt;!channel&gt; &amp;" in body["text"]
     assert "<" not in body["text"]
+
+
+def test_a_test_message_says_that_it_is_one(rig: Rig, receiver: Receiver) -> None:
+    for webhook_format in ("json", "slack"):
+        tried = webhook(rig, receiver.port, webhook_format=webhook_format)
+        assert tried.try_out() == f"127.0.0.1:{receiver.port}"
+    first, second = receiver.bodies
+    assert first["event"] == "test"
+    assert "alert" not in first
+    assert set(second) == {"text"}
+    receiver.answer = lambda body: (404, {})
+    with pytest.raises(WebhookError, match="status 404"):
+        webhook(rig, receiver.port).try_out()
+    with pytest.raises(NoWebhookError):
+        webhook(rig, receiver.port, url=None).try_out()
 
 
 def test_where_a_webhook_is_new_old_acknowledged_alerts_are_no_news(

@@ -151,14 +151,14 @@ async def start_gateway(
     async with contextlib.AsyncExitStack() as stack:
 
         async def start(daemon: FakeDaemon | None = None, **settings: Any) -> Gateway:
-            tracing = settings.pop("tracing", None)
+            labels, tracing = settings.pop("labels", None), settings.pop("tracing", None)
             options = {"require_auth": False, "engine_url": engine.url, **settings}
             chosen = GatewaySettings(**options)
             the_daemon, key = daemon or FakeDaemon(), Ed25519PrivateKey.generate()
             parts = GatewayParts(chosen, claim_key=key, make_client=lambda: the_daemon)
             listener = bind("127.0.0.1", 0)
             config = uvicorn.Config(
-                build_proxy(chosen, parts, tracing=tracing),
+                build_proxy(chosen, parts, labels=labels, tracing=tracing),
                 http=DirectProtocol,
                 ws="none",
                 lifespan="on",

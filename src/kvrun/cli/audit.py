@@ -24,7 +24,7 @@ from kvrun.audit.segment import (
 from kvrun.cli.audit_export import Events, Since, Until, export, ship
 from kvrun.cli.audit_folder import LogFolder, log_folder, read_log
 from kvrun.cli.audit_whois import whois
-from kvrun.cli.collect import acknowledge, alerts, collect
+from kvrun.cli.collect import acknowledge, alerts, collect, try_webhook
 from kvrun.cli.options import DEFAULT_CONFIG, ConfigFile
 
 app = typer.Typer(no_args_is_help=True)
@@ -141,6 +141,7 @@ def prove(
 app.command()(collect)
 app.command()(alerts)
 app.command()(acknowledge)
+app.command()(try_webhook)
 app.command()(export)
 app.command()(ship)
 app.command()(whois)

@@ -1,10 +1,11 @@
-"""``kvrun audit collect``, ``alerts`` and ``acknowledge``: the control plane's side of the log."""
+"""``kvrun audit collect``, ``alerts``, ``acknowledge``, ``try-webhook``: the control plane's side
+of the log."""
 
 from typing import Annotated
 
 import typer
 
-from kvrun.cli.options import DEFAULT_CONFIG, AsJson, ConfigFile, read_config
+from kvrun.cli.options import DEFAULT_CONFIG, AsJson, ConfigFile, print_json, read_config
 
 
 def collect(
@@ -45,6 +46,23 @@ def alerts(
     from kvrun.cli import control
 
     raise typer.Exit(control.show_alerts(read_config(config_file), every=every, as_json=as_json))
+
+
+def try_webhook(as_json: AsJson = False, config_file: ConfigFile = DEFAULT_CONFIG) -> None:
+    """Send a test message to the webhook that is told of alerts ([alerts] in kvrun.toml).
+
+    Ends with status 3 when the message was not taken, and says why.
+
+    Example: kvrun audit try-webhook
+    """
+    from kvrun.cli.collecting import webhook_of
+    from kvrun.control.plane import ControlPlane
+
+    receiver = webhook_of(ControlPlane(read_config(config_file))).try_out()
+    if as_json:
+        print_json({"receiver": receiver})
+    else:
+        typer.echo(f"{receiver} took the test message")
 
 
 def acknowledge(

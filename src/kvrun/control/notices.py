@@ -109,6 +109,22 @@ def slack_message(notice: Notice) -> bytes:
     return msgspec.json.encode({"text": text})
 
 
+def trial_message(message_id: str, sent_at: float, *, slack: bool) -> bytes:
+    """A message that is about no alert."""
+    text = "kvrun: this is a test message; no alert was raised"
+    if slack:
+        return msgspec.json.encode({"text": text})
+    return msgspec.json.encode(
+        {
+            "version": FORMAT_VERSION,
+            "id": message_id,
+            "event": "test",
+            "sent_at": format_time(sent_at),
+            "text": text,
+        }
+    )
+
+
 def text_of(notice: Notice) -> str:
     """The notice for people, on one line."""
     alert = notice.alert

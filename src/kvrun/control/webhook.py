@@ -27,6 +27,7 @@ from kvrun.control.notices import (
     signature,
     slack_message,
     told_of,
+    trial_message,
 )
 from kvrun.control.schedule import next_delay
 from kvrun.control.witness_errors import WitnessUnavailableError
@@ -45,6 +46,12 @@ class WebhookError(KvrunError):
 
     exit_code = 3
     status = 503
+
+
+class NoWebhookError(KvrunError):
+    """There is nobody to tell."""
+
+    exit_code = 2
 
 
 class WebhookSecretError(KvrunError):
@@ -169,12 +176,28 @@ class Webhook:
             message=message,
         )
 
+    def try_out(self) -> str:
+        """Send a message that is about no alert; who took it. Raises WebhookError,
+        WebhookSecretError and, where no webhook is configured, NoWebhookError."""
+        if self.settings.webhook_url is None:
+            raise NoWebhookError(
+                "no webhook is configured", hint="Set alerts.webhook_url in kvrun.toml."
+            )
+        moment, slack = self.now(), self.settings.webhook_format == "slack"
+        message_id = f"test-{int(moment)}"
+        body = trial_message(message_id, moment, slack=slack)
+        self._post(message_id, body, moment, self._secret())
+        return self.settings.receiver
+
     def send(self, notice: Notice, secret: bytes) -> None:
         """Send one notice. Raises WebhookError; status 503 where the receiver was not reached."""
-        settings, moment = self.settings, self.now()
-        slack = settings.webhook_format == "slack"
+        moment, slack = self.now(), self.settings.webhook_format == "slack"
         body = slack_message(notice) if slack else json_message(notice, moment)
-        headers = {"User-Agent": "kvrun", "X-Kvrun-Delivery": notice.id}
+        self._post(notice.id, body, moment, secret)
+
+    def _post(self, message_id: str, body: bytes, moment: float, secret: bytes) -> None:
+        settings = self.settings
+        headers = {"User-Agent": "kvrun", "X-Kvrun-Delivery": message_id}
         if secret:
             headers["X-Kvrun-Signature"] = signature(secret, body, moment)
         limits = HttpLimits(
