@@ -13,6 +13,7 @@ from kvrun.cli import (
     audit,
     bench,
     certificate,
+    control_plane,
     demo,
     doctor,
     erase,
@@ -89,6 +90,7 @@ app.command("verify")(verify.verify_command)
 app.add_typer(audit.app, name="audit")
 app.add_typer(bench.app, name="bench")
 app.add_typer(certificate.app, name="certificate")
+app.add_typer(control_plane.app, name="control")
 erase.app.command("user")(erase_user.user)
 app.add_typer(erase.app, name="erase")
 app.add_typer(keys.app, name="keys")
