@@ -10,11 +10,13 @@ from typer.core import TyperGroup
 
 from kvrun import __version__
 from kvrun.cli import (
+    apikeys,
     audit,
     bench,
     certificate,
     control_plane,
     demo,
+    deployments,
     doctor,
     erase,
     erase_user,
@@ -26,8 +28,10 @@ from kvrun.cli import (
     status,
     trust,
     up,
+    users,
     verify,
     witness,
+    workspaces,
 )
 from kvrun.cli.options import WIDTH
 from kvrun.errors import KvrunError
@@ -87,14 +91,19 @@ app.command("status")(status.status)
 app.command("doctor")(doctor.doctor)
 app.command("demo")(demo.demo)
 app.command("verify")(verify.verify_command)
+app.add_typer(apikeys.app, name="apikeys")
 app.add_typer(audit.app, name="audit")
 app.add_typer(bench.app, name="bench")
 app.add_typer(certificate.app, name="certificate")
 app.add_typer(control_plane.app, name="control")
+app.add_typer(deployments.app, name="deployments")
 erase.app.command("user")(erase_user.user)
 app.add_typer(erase.app, name="erase")
 app.add_typer(keys.app, name="keys")
 app.add_typer(instance.app, name="instance")
+app.add_typer(workspaces.members_app, name="members")
 app.add_typer(requests.app, name="requests")
 app.add_typer(trust.app, name="trust")
+app.add_typer(users.app, name="users")
 app.add_typer(witness.app, name="witness")
+app.add_typer(workspaces.app, name="workspaces")
