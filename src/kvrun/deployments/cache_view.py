@@ -108,7 +108,7 @@ def _disk(config: KvrunConfig, used: Usage | None) -> TierRow:
         protection="Ciphertext only, under keys only this deployment holds",
         size_bytes=on.disk_bytes if on is not None else None,
         capacity_bytes=0 if off else config.instance.disk_bytes,
-        blocks=None,
+        blocks=on.disk_blocks if on is not None else None,
         hit_rate=_rate(on, on.disk_tokens if on is not None else 0),
         off=off,
     )

@@ -22,10 +22,7 @@ PER_PAGE = 50
 
 @dataclass(frozen=True, slots=True)
 class ReuseByTier:
-    """Prompt tokens that were not computed, by the tier that they came from.
-
-    Of the last requests that the daemon remembers, 2048 at most.
-    """
+    """Prompt tokens that were not computed, by the tier that they came from, since the start."""
 
     prompt_tokens: int
     gpu_tokens: int
@@ -42,8 +39,8 @@ class ReuseByTier:
 @dataclass(frozen=True, slots=True)
 class Overview:
     """The first tab. ``engine`` is the software that said hello; numbers are None where nobody
-    answers. ``requests`` counts the last ones, 2048 at most, over which ``reuse`` is taken.
-    ``warnings`` stand on every page."""
+    answers. ``requests`` are those admitted to the cache since the start; ``warnings`` stand on
+    every page."""
 
     deployment: Deployment
     engine: str
@@ -143,7 +140,7 @@ class DeploymentViews:
             model_name=name,
             curl=examples.curl(deployment.endpoint, name, config.gateway),
             python=examples.python(deployment.endpoint, name, config.gateway),
-            requests=used.recent_requests if used is not None else None,
+            requests=used.admitted_requests if used is not None else None,
             running_requests=used.running_requests if used is not None else None,
             reuse=_reuse(used),
             first_byte=first_byte(config) if used is not None else None,

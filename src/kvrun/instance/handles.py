@@ -190,11 +190,6 @@ class HandleTable:
         """What a request of a client reused, if it is still remembered."""
         return self._reuse.get(request_id)
 
-    def recent(self) -> list[Reuse]:
-        """What the requests that are still remembered reused."""
-        with self._lock:
-            return list(self._reuse.values())
-
     def __iter__(self) -> Iterator[Handle]:
         with self._lock:
             return iter(list(self._handles.values()))

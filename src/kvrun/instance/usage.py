@@ -25,16 +25,15 @@ _T = TypeVar("_T")
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """The instance as a whole. Sizes in bytes.
+    """The instance as a whole. Sizes in bytes; requests and tokens since the start.
 
-    Tokens are those of the ``recent_requests`` that the daemon remembers, the last 2048 at most:
-    prompt tokens, and of them those that were not computed, by the tier that had them.
-    ``context_window`` is the connected engine's in tokens, 0 for none.
+    ``disk_blocks`` are those of sessions opened since then. ``context_window`` is the connected
+    engine's in tokens, 0 for none.
     """
 
     engine: str
     running_requests: int
-    recent_requests: int
+    admitted_requests: int
     sessions: int
     prompt_tokens: int
     gpu_tokens: int
@@ -42,6 +41,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     disk_tokens: int
     memory_blocks: int
     memory_bytes: int
+    disk_blocks: int
     disk_bytes: int
     context_window: int
 
@@ -108,20 +108,21 @@ class UsageAccess:
 
     def usage(self) -> Usage:
         """The instance as a whole."""
-        instance, stats = self.instance, self.instance.cache.stats()
-        recent, layout = instance.handles.recent(), instance.layout
+        instance, levels = self.instance, self.instance.cache.levels()
+        counts, layout = instance.handles.totals.snapshot(), instance.layout
         return Usage(
             engine=layout.software if layout is not None else "",
             running_requests=sum(handle.finished_at is None for handle in instance.handles),
-            recent_requests=len(recent),
+            admitted_requests=counts.admitted,
             sessions=instance.keys.session_count,
-            prompt_tokens=sum(item.prompt_tokens for item in recent),
-            gpu_tokens=sum(item.engine_tokens for item in recent),
-            memory_tokens=sum(item.memory_tokens for item in recent),
-            disk_tokens=sum(item.disk_tokens for item in recent),
-            memory_blocks=sum(used.blocks for used in stats.tenants.values()),
-            memory_bytes=sum(used.bytes for used in stats.tenants.values()),
-            disk_bytes=stats.disk_bytes,
+            prompt_tokens=counts.prompt_tokens,
+            gpu_tokens=counts.reused["gpu"],
+            memory_tokens=counts.reused["memory"],
+            disk_tokens=counts.reused["disk"],
+            memory_blocks=levels.memory_blocks,
+            memory_bytes=levels.memory_bytes,
+            disk_blocks=levels.disk_blocks,
+            disk_bytes=levels.disk_bytes,
             context_window=layout.context_window if layout is not None else 0,
         )
 
