@@ -6,7 +6,8 @@ from collections.abc import Awaitable, Callable, Iterator
 import pytest
 from gateway_rig import FakeEngine, Gateway
 
-from kvrun.telemetry.traces import ATTRIBUTES, Tracing, open_tracing
+from kvrun.telemetry.traces import ATTRIBUTES, Tracing
+from kvrun.telemetry.tracing import open_tracing
 from support.otlp import OtlpCollector, otlp_collector
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"

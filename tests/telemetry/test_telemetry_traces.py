@@ -9,11 +9,10 @@ from kvrun.telemetry.traces import (
     ATTRIBUTES,
     NoTracing,
     attribute_name,
-    open_tracing,
     read_traceparent,
     valid_traceparent,
-    wanted,
 )
+from kvrun.telemetry.tracing import open_tracing, wanted
 from support.otlp import otlp_collector
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

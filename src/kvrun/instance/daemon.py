@@ -36,7 +36,7 @@ from kvrun.instance.transfers import Transfers
 from kvrun.instance.usage import UsageAccess
 from kvrun.process import HardenReport, harden_process
 from kvrun.telemetry.endpoint import Probes, serving
-from kvrun.telemetry.traces import open_tracing
+from kvrun.telemetry.tracing import open_tracing
 
 _HOUSEKEEPING_S = 1.0
 _EXPIRY_EVERY_S = 30.0

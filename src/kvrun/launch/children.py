@@ -11,7 +11,7 @@ from kvrun.launch.secrets import gateway_secrets, instance_secrets
 from kvrun.process import PARENT_VARIABLE, end_with_parent, harden_process
 from kvrun.telemetry.exposition import deployment_labels
 from kvrun.telemetry.logs import LogFormat, configure_logging
-from kvrun.telemetry.traces import open_tracing
+from kvrun.telemetry.tracing import open_tracing
 
 
 def run_instance(config_file: Path, environment: Mapping[str, str]) -> None:

@@ -1,21 +1,19 @@
-"""Spans for OpenTelemetry, where the standard ``OTEL_*`` variables name a collector.
+"""Spans of requests, recorded or not, and the ``traceparent`` that joins those of processes.
 
-Without them nothing is recorded and OpenTelemetry is not even loaded; a client's ``traceparent``
-(W3C Trace Context) is passed on all the same. No attribute holds a prompt, an answer, a tenant, a
+Where nothing is recorded a client's ``traceparent`` (W3C Trace Context) is passed on all the same;
+``kvrun.telemetry.tracing`` decides which it is. No attribute holds a prompt, an answer, a tenant, a
 session or a key: what a span may say is listed in :data:`ATTRIBUTES`.
 """
 
 from __future__ import annotations
 
-import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from enum import StrEnum
 from typing import Protocol
 
 TRACEPARENT = b"traceparent"
-EXTRA = "otel"
 
 AttributeValue = str | bool | int
 ATTRIBUTES = frozenset(
@@ -31,8 +29,6 @@ ATTRIBUTES = frozenset(
     }
 )
 """Every attribute that a span may carry."""
-
-_log = logging.getLogger(__name__)
 
 
 class SpanKind(StrEnum):
@@ -121,38 +117,6 @@ def valid_traceparent(text: str) -> bool:
     return _TRACEPARENT.fullmatch(text) is not None
 
 
-def open_tracing(service: str, environment: Mapping[str, str]) -> Tracing:
-    """Tracing as the variables ask for it; ``service`` is its name where they give none.
-
-    Where it is asked for and cannot be had, that is said in the log and nothing is recorded:
-    requests are served all the same.
-    """
-    if not wanted(environment):
-        return NoTracing()
-    protocol = environment.get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL") or environment.get(
-        "OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf"
-    )
-    if protocol != "http/protobuf":
-        _log.warning("no traces: only the OTLP protocol http/protobuf is spoken here")
-        return NoTracing()
-    try:
-        from kvrun.telemetry.otel import OtelTracing
-    except ImportError:
-        _log.warning("no traces: OTEL_* asks for them, and kvrun[%s] is not installed", EXTRA)
-        return NoTracing()
-    return OtelTracing(environment.get("OTEL_SERVICE_NAME") or service)
-
-
-def wanted(environment: Mapping[str, str]) -> bool:
-    """Whether the variables name a collector and do not switch traces off."""
-    off = environment.get("OTEL_SDK_DISABLED", "").lower() == "true"
-    exporter = environment.get("OTEL_TRACES_EXPORTER", "otlp").strip().lower()
-    endpoint = environment.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") or environment.get(
-        "OTEL_EXPORTER_OTLP_ENDPOINT"
-    )
-    return bool(endpoint) and not off and exporter == "otlp"
-
-
 def attribute_name(keyword: str) -> str:
     """The attribute that a keyword of ``note`` stands for: ``request_id`` for
     ``kvrun.request_id``, ``status_code`` and ``error_type``. ValueError where there is none."""
@@ -160,15 +124,6 @@ def attribute_name(keyword: str) -> str:
     if name is None:
         raise ValueError(f"{keyword} is no attribute that a span may carry")
     return name
-
-
-@contextmanager
-def closing(tracing: Tracing) -> Iterator[Tracing]:
-    """Close it after the block."""
-    try:
-        yield tracing
-    finally:
-        tracing.close()
 
 
 _KEYWORDS = {
