@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -15,16 +17,16 @@ from killed_control import run_killed
 
 from kvrun.deployments.local import LOCK_NAME
 from kvrun.deployments.model import Deployment, DeploymentState, Wanted
+from kvrun.deployments.service import Deployments
 from kvrun.filelock import hold_file
 from kvrun.instance.known_engines import process_start
+from kvrun.state import Database
 from support.client import eventually
 
 START_MOMENTS = (
     "before:command",
     "after:command",
-    "before:put_place",
     "after:put_place",
-    "after:open_gateway",
     "after:hold",
     "before:spawn",
     "after:spawn",
@@ -197,6 +199,27 @@ def test_the_control_planes_own_settings_reach_no_deployment(
     assert running.folder.stat().st_mode & 0o777 == 0o700
     for path in running.folder.iterdir():
         assert path.is_dir() or path.name == "launches" or path.stat().st_mode & 0o077 == 0, path
+
+
+def test_a_real_up_that_cannot_start_says_why(short_folder: Path) -> None:
+    opened = closing(Database.open(f"sqlite:///{short_folder}/c.sqlite"))
+    with socket.socket() as taken, opened as database:
+        deployments = Deployments(database, short_folder, gpus=lambda ids: None)
+        made = deployments.create(WORKSPACE, spec())
+        taken.bind(("127.0.0.1", deployments.config_of(made.id).gateway.port))
+        taken.listen()
+        deployments.start(made.id)
+        eventually(
+            lambda: bool(deployments.supervise()) and deployments.get(made.id).restarts == 1,
+            "it gave up",
+            timeout_s=60,
+        )
+        failed = deployments.get(made.id)
+        assert failed.state is DeploymentState.FAILED
+        assert "gateway.port = " in failed.reason or "no engine is installed" in failed.reason
+        assert "(exit status" in failed.reason
+        assert "kvrun" in deployments.logs(made.id)
+        deployments.stop(made.id, wait_s=20)
 
 
 def test_what_a_person_started_on_the_folder_is_adopted(rig: Rig) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from kvrun.config import KvrunConfig
@@ -15,9 +16,11 @@ from kvrun.deployments.model import Deployment
 from kvrun.deployments.registry import TenantNote
 from kvrun.deployments.service import Deployments
 from kvrun.engines.vllm.installed import installed_engine
+from kvrun.errors import KvrunError
 from kvrun.instance.usage import SessionUsage, TenantUsage, Usage
 
 PER_PAGE = 50
+_AT_ONCE = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,13 +206,16 @@ class DeploymentViews:
     def where_is(self, workspace_id: str, tenant: str) -> tuple[Place, ...]:
         """What every deployment of a workspace has of a person, stopped ones included."""
         living = self._deployments.list(workspace_id, deleted=False)
-        return tuple(self._place(deployment, tenant) for deployment in living)
+        # Each waits for a daemon, or for the disk where a stopped one's keys are.
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            return tuple(pool.map(lambda deployment: self._place(deployment, tenant), living))
 
     def _place(self, deployment: Deployment, tenant: str) -> Place:
         try:
             config = self._deployments.config_of(deployment.id)
             found = asking.sessions(config, {"tenant": tenant, "limit": "200"})
-        except UnreachableError as error:
+        except KvrunError as error:
+            # One that cannot be asked, whatever is wrong with it, hides no other.
             return _nothing(deployment, error.message)
         if not found.rows:
             return _nothing(deployment, "")
