@@ -1,6 +1,6 @@
 """Requests made from the OpenAPI document, whole and broken ones: no fault of ours, no surprise.
 
-The requests are the same in every run. Half of those with ids in their path get ids that exist.
+The requests are the same in every run. Most of those with ids in their path get ids that exist.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ OPERATIONS = {
     found.ok().definition.raw["operationId"]: found.ok() for found in SCHEMA.get_all_operations()
 }
 CHECKS = [status_code_conformance, content_type_conformance, response_schema_conformance]
-EXAMPLES = 10
+EXAMPLES = 6
 ENDS_THE_WORLD = {"delete_workspace"}
 """With an id that exists it would leave the others nothing to work on."""
 
@@ -82,9 +82,7 @@ def _ids(world: World) -> dict[str, str]:
 @pytest.mark.parametrize("name", sorted(OPERATIONS))
 def test_no_request_that_can_be_made_is_a_fault_of_ours(target: Target, name: str) -> None:
     operation = OPERATIONS[name]
-    modes = [
-        operation.as_strategy(generation_mode=mode) for mode in schemathesis.GenerationMode
-    ]
+    modes = [operation.as_strategy(generation_mode=mode) for mode in schemathesis.GenerationMode]
 
     @settings(
         max_examples=EXAMPLES,
@@ -93,7 +91,7 @@ def test_no_request_that_can_be_made_is_a_fault_of_ours(target: Target, name: st
         phases=[Phase.explicit, Phase.generate],
         suppress_health_check=list(HealthCheck),
     )
-    @given(case=st.one_of(modes), known=st.booleans())
+    @given(case=st.one_of(modes), known=st.sampled_from((True, True, False)))
     def ask(case: schemathesis.Case, known: bool) -> None:
         if known and name not in ENDS_THE_WORLD:
             for parameter in set(case.path_parameters) & set(target.ids):
