@@ -17,6 +17,7 @@ from kvrun.deployments.errors import (
     WrongStateError,
 )
 from kvrun.deployments.model import DeploymentState, LauncherKind
+from kvrun.gateway.apikeys import ApiKeyRecord, load_api_keys, save_api_keys
 from support.daemon import Daemon
 
 
@@ -110,6 +111,14 @@ def test_the_deployment_that_started_the_control_plane_is_there_once(
     assert rig.deployments.register_own(config, daemon.config, workspace_id=WORKSPACE).id == own.id
     with pytest.raises(NotOursError):
         rig.deployments.stop(own.id)
+    path = config.layout.api_keys
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    first, made = (ApiKeyRecord(id=name, sha256="0" * 64) for name in ("first", "key-" + "a" * 16))
+    save_api_keys(path, [first])
+    rig.deployments.set_api_keys(own.id, [made])
+    assert load_api_keys(path) == [first, made]
+    rig.deployments.set_api_keys(own.id, [])
+    assert load_api_keys(path) == [first]
     later = rig.again()
     assert [item.id for item in later.deployments.list(WORKSPACE)] == [own.id]
     later.close()

@@ -14,7 +14,12 @@ from kvrun.gateway.apikeys import (
     make_api_key,
     save_api_keys,
 )
-from kvrun.gateway.apikeys_file import WatchedApiKeys, revoke_api_key, rotate_api_key
+from kvrun.gateway.apikeys_file import (
+    WatchedApiKeys,
+    put_api_keys,
+    revoke_api_key,
+    rotate_api_key,
+)
 from kvrun.gateway.errors import GatewayConfigError, GatewayError
 
 NOW = 1_800_000_000
@@ -94,6 +99,22 @@ def test_a_file_that_cannot_be_written_is_named_and_stays_as_it_was(path: Path) 
     with pytest.raises(GatewayConfigError, match=r"cannot write api_keys_file .*keys\.json"):
         revoke_api_key(path, "app", now=NOW)
     assert path.read_bytes() == before
+
+
+def test_the_control_planes_keys_replace_each_other_and_no_others(path: Path) -> None:
+    (app,) = load_api_keys(path)
+    one, two = (ApiKeyRecord(id="key-" + 16 * letter, sha256=64 * letter) for letter in "ab")
+    put_api_keys(path, [one])
+    assert load_api_keys(path) == [app, one]
+    before = path.stat().st_ino
+    put_api_keys(path, [one])
+    assert path.stat().st_ino == before, "nothing new is nothing written"
+    put_api_keys(path, [two])
+    assert load_api_keys(path) == [app, two]
+    with pytest.raises(GatewayConfigError, match="twice"):
+        put_api_keys(path, [two, two])
+    put_api_keys(path, [])
+    assert load_api_keys(path) == [app]
 
 
 def test_an_unknown_key_is_named_and_nothing_is_written(path: Path) -> None:

@@ -155,7 +155,7 @@ class Services:
 
     def give_keys(self, deployment: Deployment) -> None:
         """Bring the API keys that a deployment's gateway knows up to date."""
-        if deployment.launcher is not LauncherKind.LOCAL or deployment.read_only:
+        if deployment.launcher is LauncherKind.ATTACHED or deployment.read_only:
             return
         keys = self.accounts.gateway_keys(deployment.workspace_id, deployment.id)
         self.deployments.set_api_keys(deployment.id, keys)

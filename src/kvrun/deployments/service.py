@@ -276,13 +276,17 @@ class Deployments:
         return folder.read_tail(path, max(1, min(tail_bytes, MAX_TAIL_BYTES)))
 
     def set_api_keys(self, deployment_id: str, records: Sequence[ApiKeyRecord]) -> None:
-        """Replace the gateway's API keys; it takes them up within a second.
+        """Replace the gateway's API keys of the control plane; it takes them up within a second.
 
-        Raises NotOursError for a deployment that somebody else runs, WrongStateError for one that
-        is deleted.
+        Keys that others put into its file stay. Raises NotOursError for a deployment that somebody
+        else runs, WrongStateError for one that is deleted, GatewayConfigError.
         """
-        path = self._ours(deployment_id).folder / API_KEYS_FILE
-        put_api_keys(path, records, keep={folder.METRICS_KEY_ID})
+        if self.get(deployment_id).launcher is LauncherKind.OWN:
+            config = self.config_of(deployment_id)
+            path = config.gateway.api_keys_file or config.layout.api_keys
+        else:
+            path = self._ours(deployment_id).folder / API_KEYS_FILE
+        put_api_keys(path, records)
 
     def issue_api_key(self, deployment_id: str, key_id: str, scopes: Sequence[str]) -> str:
         """Make an API key of the gateway; its text is shown this once.

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -99,13 +100,15 @@ def add_api_key(
     return key
 
 
-def put_api_keys(path: Path, fresh: Sequence[ApiKeyRecord], *, keep: Collection[str] = ()) -> None:
-    """Put these records in the place of all but those of the ids ``keep``.
+def put_api_keys(path: Path, fresh: Sequence[ApiKeyRecord]) -> None:
+    """Put the control plane's keys in the place of those that it put there before.
 
-    Raises GatewayConfigError, and the file is as it was then.
+    Its keys are known by their ids; all others stay. Raises GatewayConfigError, and the file is as
+    it was then.
     """
     with _changing(path) as records:
-        records[:] = [record for record in records if record.id in keep] + list(fresh)
+        records[:] = [record for record in records if not _CONTROL_PLANE.fullmatch(record.id)]
+        records += fresh
         if len({record.id for record in records}) < len(records):
             raise GatewayConfigError(f"api_keys_file {path} would hold a key id twice")
 
@@ -130,9 +133,11 @@ def _changing(path: Path) -> Iterator[list[ApiKeyRecord]]:
     except OSError as error:
         raise GatewayConfigError(f"cannot change api_keys_file {path}: {error.strerror}") from None
     try:
-        records = load_api_keys(path)
+        found = load_api_keys(path)
+        records = list(found)
         yield records
-        save_api_keys(path, records)
+        if records != found:
+            save_api_keys(path, records)
     finally:
         os.close(held)
 
@@ -166,3 +171,7 @@ def _identity(path: Path) -> tuple[int, int, int]:
     except OSError:
         return (0, 0, 0)
     return (found.st_ino, found.st_mtime_ns, found.st_size)
+
+
+_CONTROL_PLANE = re.compile(r"key-[a-z2-7]{16}")
+"""Ids that the control plane makes."""
