@@ -16,6 +16,7 @@ from sqlalchemy.exc import IntegrityError
 
 from kvrun.accounts.tables import AccountRow, WorkspaceRow
 from kvrun.state import Base, Database, DatabaseError
+from support.postgres import PostgresCluster
 
 SOURCE = Path(__file__).parents[2] / "src"
 
@@ -149,6 +150,28 @@ def test_a_database_of_a_newer_version_is_left_alone(database_url: str) -> None:
     database.close()
     with pytest.raises(DatabaseError, match="newer version of kvrun"):
         Database.open(database_url)
+
+
+def test_a_database_that_is_gone_is_named_and_comes_back(
+    database_url: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    database = Database.open(database_url)
+    database.engine.dispose()
+    if database_url.startswith("sqlite"):
+        (tmp_path / "state").rename(tmp_path / "away")
+    else:
+        cluster: PostgresCluster = request.getfixturevalue("postgresql_cluster")
+        name = cluster.take_away(database_url)
+    for use in (database.reading, database.transaction):
+        with pytest.raises(DatabaseError, match="does not answer") as caught, use() as session:
+            session.execute(text("SELECT 1"))
+        assert caught.value.status == 503
+    if database_url.startswith("sqlite"):
+        (tmp_path / "away").rename(tmp_path / "state")
+    else:
+        cluster.bring_back(name)
+    assert count(database) == 0
+    database.close()
 
 
 def test_only_its_owner_can_read_the_file_and_its_journal(tmp_path: Path) -> None:

@@ -75,6 +75,33 @@ class PostgresCluster:
         )
         return f"postgresql+psycopg://{USER}@/{name}?host={self.folder}"
 
+    def take_away(self, url: str) -> str:
+        """End a database's connections and rename it; the name, for ``bring_back``."""
+        name = url.split("/")[3].split("?")[0]
+        self._sql(
+            f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'"
+        )
+        self._sql(f"ALTER DATABASE {name} RENAME TO {name}_away")
+        return name
+
+    def bring_back(self, name: str) -> None:
+        """Undo ``take_away``."""
+        self._sql(f"ALTER DATABASE {name}_away RENAME TO {name}")
+
+    def _sql(self, statement: str) -> None:
+        asked = [
+            BINARIES / "psql",
+            "-h",
+            self.folder,
+            "-U",
+            USER,
+            "-d",
+            "postgres",
+            "-qc",
+            statement,
+        ]
+        subprocess.run(asked, check=True, stdout=subprocess.DEVNULL)
+
     def stop(self) -> None:
         """End it at once and remove everything."""
         if self._process is not None:

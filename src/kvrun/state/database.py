@@ -13,7 +13,7 @@ from typing import Self
 from sqlalchemy import Connection, Engine, MetaData, create_engine, event
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.engine.interfaces import DBAPIConnection
-from sqlalchemy.exc import ArgumentError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, InterfaceError, OperationalError, SQLAlchemyError
 from sqlalchemy.orm import DeclarativeBase, Session
 from sqlalchemy.pool import ConnectionPoolEntry
 
@@ -83,20 +83,32 @@ class Database:
         """A session that commits at the end of the block, or rolls back when it raises.
 
         On SQLite it has the only write lock from its start: what it read cannot change before it
-        commits. On PostgreSQL rows are locked by who changes them (``with_for_update``).
+        commits. On PostgreSQL rows are locked by who changes them (``with_for_update``). Raises
+        DatabaseError when the database does not answer.
         """
-        with Session(self._engine, expire_on_commit=False) as session, session.begin():
+        with _named(), Session(self._engine, expire_on_commit=False) as session, session.begin():
             yield session
 
     @contextmanager
     def reading(self) -> Iterator[Session]:
-        """A session that only reads; it waits for no writer."""
-        with Session(self._reading, expire_on_commit=False) as session, session.begin():
+        """A session that only reads; it waits for no writer. Raises as ``transaction`` does."""
+        with _named(), Session(self._reading, expire_on_commit=False) as session, session.begin():
             yield session
 
     def close(self) -> None:
         """Close all connections."""
         self._engine.dispose()
+
+
+@contextmanager
+def _named() -> Iterator[None]:
+    """Name the failures of a database that was fine before: gone, full, locked for too long."""
+    try:
+        yield
+    except (InterfaceError, OperationalError) as error:
+        raise DatabaseError(
+            f"the database does not answer: {_reason(error)}", hint="Try again."
+        ) from error
 
 
 def _parse(url: str) -> URL:
