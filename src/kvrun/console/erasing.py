@@ -111,6 +111,7 @@ def get_run(
         found,
         "settings" if run.deletes else "users",
         "run.html",
+        live=True,
         run=run,
         steps=_steps(desk, found.id, run),
     )
