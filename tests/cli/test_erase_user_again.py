@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -18,6 +19,7 @@ from kvrun.erasure.archive import CertificateArchive
 from kvrun.erasure.certificate import ChildOutcome, ErasureStatement, RequestKind
 from kvrun.erasure.commitment import commit
 from kvrun.erasure.errors import ErasureError
+from kvrun.erasure.ledger import ErasureLedger
 from kvrun.erasure.plan import ErasureScope
 from kvrun.erasure.targets import NoEngines
 from kvrun.erasure.user_request import UserRequestStore
@@ -141,6 +143,24 @@ def test_wherever_it_ends_asking_again_certifies_once(
             world.ask()
     assert tuple(seen) == STEPS[: last + 1]
     check_done(world, world.ask())
+
+
+def test_a_parent_that_is_in_the_ledger_but_not_stored_is_stored_once(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.visit()
+    with monkeypatch.context() as patch:
+        kill_after(patch, ErasureLedger, "certified", 2, [])
+        with pytest.raises(Killed):
+            world.ask()
+    assert len(world.statements()) == 2
+    done = world.ask()
+    check_done(world, done)
+    ledger = world.configs[0].layout.erasure / "ledger"
+    lines = "".join(path.read_text() for path in ledger.glob("*.jsonl")).splitlines()
+    records = [json.loads(line) for line in lines]
+    mine = [item for item in records if item.get("request_id") == done.parent.id]
+    assert [item["event"] for item in mine] == ["certified"]
 
 
 def test_who_came_back_in_between_is_erased_again_and_both_are_listed(
