@@ -23,6 +23,17 @@ def test_a_sign_in_ends_when_nobody_uses_it(site: Site) -> None:
         site.accounts.actor_of(token)
 
 
+def test_a_page_that_only_looks_does_not_keep_a_sign_in_alive(local_site: Site) -> None:
+    local_site.member("olga", Role.OWNER)
+    token = local_site.sign_in("olga").token
+    for _ in range(3):
+        local_site.now += IDLE_S // 4
+        local_site.accounts.actor_of(token, note_use=False)
+    local_site.now += IDLE_S // 4
+    with pytest.raises(UnauthenticatedError):
+        local_site.accounts.actor_of(token, note_use=False)
+
+
 def test_a_sign_in_ends_even_if_it_is_used_all_the_time(site: Site) -> None:
     site.member("olga", Role.OWNER)
     token = site.sign_in("olga").token
