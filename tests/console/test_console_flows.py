@@ -146,7 +146,15 @@ async def test_after_deletion_every_page_stays_and_offers_no_change(
         assert "This deployment was deleted" in page.said
         changes = [form["action"] for form in page.forms if form["method"] == "post"]
         assert set(changes) <= {"/sign-out", f"{place}/users"}, section
-    assert "log opened" in (await owner.get(f"{place}/audit")).said
+    audit = await owner.get(f"{place}/audit")
+    assert "log opened" in audit.said
+    assert "Verified up to record" in audit.said
+    files = [link for link in audit.links if "/audit/segments/segment-" in link]
+    assert files
+    answers = [await owner.ask("GET", file) for file in files]
+    assert {answer.status_code for answer in answers} == {200}
+    assert any('"event":"log_opened"' in answer.text for answer in answers)
+    assert all("attachment" in answer.headers["content-disposition"] for answer in answers)
     assert (await owner.post(f"{place}/do/start")).status_code == 409
 
 

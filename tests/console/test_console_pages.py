@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -203,6 +204,20 @@ async def test_a_shared_gpu_is_said_on_every_page(
         page = await owner.get(f"{place(world, chat)}{section}")
         assert "not reserved for this deployment alone" in page.said
         assert "train.py (process 4711)" in page.said
+
+
+async def test_the_audit_section_says_what_the_engine_can_and_cannot_produce(
+    world: World, owner: Reader, chat: Deployment
+) -> None:
+    page = await owner.get(f"{place(world, chat)}/audit")
+    assert "This engine produces the collectable, hash-chained log" in page.said
+    assert any(form["action"].endswith("/collect") for form in page.forms)
+    with world.services.database.transaction() as session:
+        row = session.get_one(DeploymentRow, chat.id)
+        row.spec = encode(replace(chat.spec, engine="another"))
+    page = await owner.get(f"{place(world, chat)}/audit")
+    assert "cannot produce the collectable log. Redeploy on vLLM" in page.said
+    assert not any(form["action"].endswith("/collect") for form in page.forms)
 
 
 async def test_hostile_names_are_words_and_never_markup(world: World, owner: Reader) -> None:
