@@ -97,31 +97,22 @@ def controls(short_folder: Path) -> Iterator[list[Control]]:
         (place.parent / "end").touch()
 
 
-def test_it_prints_where_it_is_serves_and_ends_without_an_error(
-    short_folder: Path, controls: list[Control]
-) -> None:
-    control = Control(short_folder, free_port())
-    controls.append(control)
-    assert control.url in control.said()
-    # A log is no place for the link itself.
-    link = short_folder / "kvrun/control/owner-link.token"
-    assert str(link) in control.said()
-    assert link.read_text().strip() not in control.said()
-    answer = httpx.get(f"{control.url}/api/v1/me")
-    assert answer.status_code == 401
-    assert "server" not in answer.headers
-    assert control.end(signal.SIGTERM) == 0, control.said()
-    assert "Traceback" not in control.said()
-
-
-def test_killed_it_leaves_a_deployment_alone_and_finds_it_again(
+def test_killed_it_leaves_a_deployment_alone_and_the_next_one_finds_it(
     short_folder: Path, controls: list[Control]
 ) -> None:
     port = free_port()
     control = Control(short_folder, port)
     controls.append(control)
+    link = short_folder / "kvrun/control/owner-link.token"
+    token = link.read_text().strip()
+    # It says where it is, and where the link is; a log is no place for the link itself.
+    assert control.url in control.said()
+    assert str(link) in control.said()
+    assert token not in control.said()
     with httpx.Client(base_url=f"{control.url}/api/v1") as http:
-        token = (short_folder / "kvrun/control/owner-link.token").read_text().strip()
+        refused = http.get("/me")
+        assert refused.status_code == 401
+        assert "server" not in refused.headers
         me: dict[str, Any] = http.post("/sign-in/owner-link", json={"token": token}).json()
         http.headers["X-CSRF-Token"] = me["csrf_token"]
         workspace = http.get("/workspaces").json()["items"][0]["id"]
@@ -141,4 +132,7 @@ def test_killed_it_leaves_a_deployment_alone_and_finds_it_again(
         assert found["state"] == "starting"
         assert Path(f"/proc/{pid}").exists()
         assert int(noted.read_text()) == pid
+    assert not link.exists()
+    assert again.end(signal.SIGTERM) == 0, again.said()
+    assert Path(f"/proc/{pid}").exists()
     assert not re.search("Traceback|Error", again.said())
