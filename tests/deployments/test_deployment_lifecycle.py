@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from deploy_rig import WORKSPACE, Rig, Users, processes_of, spec
+from deploy_rig import DAEMON, WORKSPACE, Rig, Users, processes_of, spec
 
 from kvrun.audit.record import Event
 from kvrun.audit.segment import list_segments
@@ -44,8 +46,43 @@ def with_blocks(rig: Rig) -> tuple[Deployment, list[bytes]]:
     return running, hashes[0]
 
 
-def test_a_rebuild_is_a_new_instance_that_is_warm(real: Rig) -> None:
-    running, hashes = with_blocks(real)
+@pytest.fixture(scope="module")
+def served() -> Iterator[tuple[Rig, Deployment, list[bytes]]]:
+    """One that runs and has blocks; the last test of those that use it deletes it."""
+    folder = Path(tempfile.mkdtemp(prefix="kvr-", dir="/tmp"))
+    rig = Rig(folder, DAEMON)
+    yield rig, *with_blocks(rig)
+    rig.close()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_collecting_now_says_what_is_new(served: tuple[Rig, Deployment, list[bytes]]) -> None:
+    real, running, _ = served
+    views = AuditViews(real.deployments)
+    assert views.audit(running.id).banners == ()
+    (report,) = views.collect_now(running.id).logs
+    assert report.new_records > 0
+    users = Users(real, running)
+    users.open("carol")
+    ask_daemon(users.config, "flush")
+    (banner,) = views.audit(running.id).banners
+    assert banner.newer_records
+    assert f"{banner.newer_records} newer records not collected yet" in banner.text
+    pages, cursor = [], ""
+    while True:
+        page = views.records(running.id, cursor=cursor, limit=3)
+        pages += page.records
+        cursor = page.cursor
+        if not cursor:
+            break
+    assert [record.seq for record in pages] == list(reversed(range(banner.verified_up_to)))
+    assert "alice" not in real.deployments.logs(running.id, "instance")
+
+
+def test_a_rebuild_is_a_new_instance_that_is_warm(
+    served: tuple[Rig, Deployment, list[bytes]],
+) -> None:
+    real, running, hashes = served
     before = {process.pid for process in processes_of(running)}
     real.deployments.rebuild(running.id)
     rebuilt = real.until(running.id, DeploymentState.RUNNING)
@@ -76,15 +113,21 @@ def test_a_drain_refuses_new_requests_and_waits_for_the_last_one(real: Rig) -> N
         assert real.deployments.get(running.id).state is DeploymentState.DRAINING
         engine.finish(handle)
         real.until(running.id, DeploymentState.STOPPED)
-    real.deployments.start(running.id)
-    real.until(running.id, DeploymentState.RUNNING)
-    Drain(users.config.gateway.state_dir).check()
+    views = DeploymentViews(real.deployments)
+    assert views.users(running.id).total == 1, "a stopped one is asked through its folder"
+    (place,) = views.where_is(WORKSPACE, "alice")
+    assert place.found
+    assert views.overview(running.id).requests is None
 
 
 def test_a_deleted_deployment_keeps_its_log_and_its_record_and_nothing_else(
-    real: Rig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    served: tuple[Rig, Deployment, list[bytes]],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    running, _ = with_blocks(real)
+    real, running, _ = served
+    users = DeploymentViews(real.deployments).users(running.id).total
+    assert users >= 2
     done = real.deployments.delete(running.id, "petra (privacy)")
     deleted = real.deployments.get(running.id)
     assert deleted == done.deployment
@@ -100,7 +143,7 @@ def test_a_deleted_deployment_keeps_its_log_and_its_record_and_nothing_else(
     assert (row.certificate_id,) == deleted.certificates
     assert row.statement.request.kind is RequestKind.DEPLOYMENT
     assert row.statement.request.requester == "petra (privacy)"
-    assert len(row.statement.keys) == 4
+    assert len(row.statement.keys) == 2 * users, "each one's own key and the session's"
     assert json.loads(done.openings[row.certificate_id])["id"] == running.id
     assert storage.certificate(running.id, row.certificate_id)
 
@@ -118,8 +161,8 @@ def test_a_deleted_deployment_keeps_its_log_and_its_record_and_nothing_else(
     copy.mkdir()
     for segment in view.segments:
         (copy / segment.name).write_bytes(views.segment(running.id, segment.name))
-    (whole,) = list_segments(copy)
-    assert len(whole.read_bytes().splitlines()) == banner.verified_up_to
+    lines = b"".join(path.read_bytes() for path in list_segments(copy)).splitlines()
+    assert len(lines) == banner.verified_up_to
     with pytest.raises(SystemExit) as ended:
         app(["verify", str(copy), "--json"])
     said = json.loads(capsys.readouterr().out)
@@ -188,26 +231,3 @@ def test_one_that_never_ran_is_deleted_without_a_certificate(rig: Rig) -> None:
     done = rig.deployments.delete(made.id, "petra")
     assert done.certificates == ()
     assert done.deployment.state is DeploymentState.DELETED
-
-
-def test_collecting_now_says_what_is_new(real: Rig) -> None:
-    running, _ = with_blocks(real)
-    views = AuditViews(real.deployments)
-    assert views.audit(running.id).banners == ()
-    (report,) = views.collect_now(running.id).logs
-    assert report.new_records > 0
-    users = Users(real, running)
-    users.open("carol")
-    ask_daemon(users.config, "flush")
-    (banner,) = views.audit(running.id).banners
-    assert banner.newer_records
-    assert f"{banner.newer_records} newer records not collected yet" in banner.text
-    pages, cursor = [], ""
-    while True:
-        page = views.records(running.id, cursor=cursor, limit=3)
-        pages += page.records
-        cursor = page.cursor
-        if not cursor:
-            break
-    assert [record.seq for record in pages] == list(reversed(range(banner.verified_up_to)))
-    assert "alice" not in real.deployments.logs(running.id, "instance")

@@ -150,10 +150,14 @@ def test_one_that_does_not_answer_is_unhealthy_and_left_alone(rig: Rig) -> None:
 def test_a_restart_and_a_rebuild_are_new_processes_on_the_same_folder(rig: Rig) -> None:
     running = rig.running()
     pid = one_tree(rig, running)
+    door = running.folder / "data/gateway/draining"
+    door.parent.mkdir(parents=True, exist_ok=True)
+    door.touch()
     rig.deployments.restart(running.id)
     again = rig.until(running.id, DeploymentState.RUNNING)
     assert one_tree(rig, again) != pid
     assert again.instance == 1
+    assert not door.exists(), "it takes requests again"
     rig.deployments.rebuild(running.id, spec("renamed", context_window=64))
     rebuilt = rig.until(running.id, DeploymentState.RUNNING)
     assert (rebuilt.instance, rebuilt.spec.name, rebuilt.folder) == (2, "renamed", running.folder)

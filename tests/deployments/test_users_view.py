@@ -222,14 +222,3 @@ def test_a_list_is_taken_in_whole_or_not_at_all(rig: Rig) -> None:
     assert rig.deployments.tenants.of(made.id, ["abc1"]) == {}
     import_tenants(rig.deployments, made.id, "\ufefftenant_ref,region\nABC1,eu\n\n")
     assert rig.deployments.tenants.of(made.id, ["abc1"])["abc1"].region == "eu"
-
-
-def test_a_stopped_deployment_is_asked_through_its_folder(real: Rig) -> None:
-    running = real.running()
-    Users(real, running).open(ALICE)
-    real.deployments.stop(running.id, wait_s=30)
-    views = rig_views(real)
-    assert views.users(running.id).total == 1
-    (place,) = views.where_is(WORKSPACE, ALICE)
-    assert place.found
-    assert views.overview(running.id).requests is None
