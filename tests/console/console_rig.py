@@ -58,9 +58,9 @@ class Reader:
 
 
 @contextmanager
-def console_world(folder: Path) -> Iterator[World]:
+def console_world(folder: Path, text: str = "") -> Iterator[World]:
     """A control plane with the console on it."""
-    with open_world(folder) as world:
+    with open_world(folder, text) as world:
         console.mount(world.app, world.services)
         world.workspace("acme")
         yield world

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from console_rig import Reader, base
+from console_rig import Reader, base, console_world
 from page_check import check
 
 from api.api_rig import Caller, World
@@ -77,6 +77,15 @@ async def test_the_owner_link_signs_in_once_and_leads_on(world: World) -> None:
     assert "local owner" in page.said
     again = await nobody.send("/sign-in/owner", {"token": link})
     assert again.status_code == 401
+
+
+async def test_a_configured_provider_is_offered_first(short_folder: Path) -> None:
+    text = '[control]\noidc_issuer = "https://login.example.com/acme"\noidc_client_id = "kvrun"\n'
+    with console_world(short_folder, text) as world:
+        page = await Reader(world.nobody).get("/sign-in")
+    assert "Continue to login.example.com" in page.said
+    assert "/api/v1/sign-in/oidc" in page.links
+    assert "break-glass" in page.said
 
 
 @pytest.mark.parametrize("next_page", ["//evil.example/x", "https://evil.example", "/\\evil"])
