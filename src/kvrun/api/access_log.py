@@ -26,6 +26,7 @@ class AccessLog:
 
     def __init__(self, home: Path, now: Callable[[], float]) -> None:
         layout = DataLayout(home)
+        layout.control.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._journal = ControlJournal(layout, _WORKSPACE, now)
         self._now = now
         self.alerts = AlertBook(layout.control / "alerts")

@@ -1,5 +1,6 @@
 """``kvrun control``: the control plane alone, and the owner's way in."""
 
+import logging
 import os
 import signal
 import sys
@@ -70,6 +71,9 @@ def _serve(config: KvrunConfig, config_file: Path | None) -> None:
     configure_logging(
         "control", level=config.instance.log_level, log_format=LogFormat(config.log.format)
     )
+    for name in ("alembic", "httpx"):
+        # What they say at each start, and of each request, helps nobody.
+        logging.getLogger(name).setLevel(logging.WARNING)
     services = open_services(config, config_file)
     if services.is_new and not config.layout.owner_link.exists():
         write_owner_link(config.layout.owner_link)

@@ -109,7 +109,7 @@ class DeploymentView(BaseModel):
         names = cls.model_fields.keys() - {"commands"}
         fields = {name: getattr(deployment, name) for name in names}
         return cls.model_validate(
-            {**fields, "commands": sorted(allowed(deployment.state))}, from_attributes=True
+            {**fields, "commands": _commands(deployment)}, from_attributes=True
         )
 
 
@@ -215,3 +215,10 @@ def drain_deployment(
     """No new requests; it stops when the last one is done."""
     found = services.ask(actor, "drain", deployment_id)
     return DeploymentView.of(services.deployments.drain(found.id))
+
+
+def _commands(deployment: Deployment) -> list[Command]:
+    """What may be asked of it: of one that others run only its deletion, once it stopped."""
+    if deployment.launcher is LauncherKind.LOCAL:
+        return sorted(allowed(deployment.state))
+    return [Command.DELETE] if deployment.state is DeploymentState.STOPPED else []
