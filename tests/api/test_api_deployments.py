@@ -178,3 +178,17 @@ async def test_labels_of_end_users_are_kept_by_reference(world: World) -> None:
     assert found.json() == [note]
     bad = {"tenants": [note, {"tenant_ref": "alice@example.com"}]}
     is_problem(await world.owner.ask("PUT", f"/deployments/{made.id}/tenants", json=bad), 422)
+
+
+async def test_a_list_of_end_users_is_taken_in_whole_or_refused_by_line(world: World) -> None:
+    made = world.deployment()
+    place = f"/deployments/{made.id}/tenants/import"
+    reference = "ab12" * 8
+    text = f"tenant_ref,class,region,label:team\n{reference},gold,eu,blue\n"
+    done = await world.owner.post(place, {"csv": text})
+    assert done.json() == {"count": 1, "unknown_lines": []}
+    asked = {"tenant_refs": [reference]}
+    (note,) = (await world.owner.post(f"/deployments/{made.id}/tenants/search", asked)).json()
+    assert (note["tenant_class"], note["labels"]) == ("gold", {"team": "blue"})
+    wrong = await world.owner.post(place, {"csv": f"{text}{reference},silver\n"})
+    assert "line 3" in is_problem(wrong, 422)["detail"]

@@ -98,6 +98,7 @@ class AsyncUsers(AsyncGroup):
     sessions = async_items(d.search_sessions)
     where_is = async_items(d.where_is)
     label = async_answer(d.put_tenants)
+    label_list = async_answer(d.import_tenants)
     labels = async_answer(d.get_tenants)
 
 

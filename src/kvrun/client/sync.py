@@ -98,6 +98,7 @@ class Users(Group):
     sessions = items(d.search_sessions)
     where_is = items(d.where_is)
     label = answer(d.put_tenants)
+    label_list = answer(d.import_tenants)
     labels = answer(d.get_tenants)
 
 

@@ -8,6 +8,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from kvrun.accounts.permissions import Permission
 from kvrun.api.dependencies import ActorNow, DeploymentId, ServicesNow
 from kvrun.deployments.registry import TenantNote
+from kvrun.deployments.tenant_import import MAX_BYTES
+from kvrun.deployments.tenant_import import import_tenants as take_in
 
 router = APIRouter(tags=["tenants"])
 MAX_AT_ONCE = 5000
@@ -48,6 +50,26 @@ class Imported(BaseModel):
     count: int
 
 
+class TenantList(BaseModel):
+    """Notes on many end users as CSV: all of them are taken, or none."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    csv: str = Field(
+        min_length=1,
+        max_length=MAX_BYTES,
+        description="The first line names the columns: `tenant` or `tenant_ref`, and any of "
+        "`class`, `region` and `label:NAME`.",
+    )
+
+
+class ImportedList(BaseModel):
+    """How many were taken, and the lines whose end user has no key here, so no pseudonym."""
+
+    count: int
+    unknown_lines: list[int]
+
+
 @router.put("/deployments/{deployment_id}/tenants", summary="Label end users")
 def put_tenants(
     services: ServicesNow, actor: ActorNow, deployment_id: DeploymentId, asked: TenantImport
@@ -65,6 +87,16 @@ def put_tenants(
     ]
     services.deployments.tenants.put(found.id, notes)
     return Imported(count=len(notes))
+
+
+@router.post("/deployments/{deployment_id}/tenants/import", summary="Label end users from a list")
+def import_tenants(
+    services: ServicesNow, actor: ActorNow, deployment_id: DeploymentId, asked: TenantList
+) -> ImportedList:
+    """CSV by pseudonym or by id: ids are looked up in the deployment, and not kept."""
+    found = services.find(actor, Permission.SETTINGS, deployment_id)
+    report = take_in(services.deployments, found.id, asked.csv)
+    return ImportedList(count=report.taken, unknown_lines=list(report.unknown))
 
 
 @router.post("/deployments/{deployment_id}/tenants/search", summary="Show end users' labels")

@@ -13,6 +13,7 @@ from kvrun.client.results.deployments import (
     Deployment,
     EndUser,
     Imported,
+    ImportedList,
     Overview,
     Place,
     Session,
@@ -177,6 +178,13 @@ def put_tenants(deployment_id: str, tenants: Sequence[TenantNote]) -> Call[Impor
     body: dict[str, Any] = {"tenants": [msgspec.to_builtins(item) for item in tenants]}
     place = path("deployments", deployment_id, "tenants")
     return Call("PUT", place, Imported, body=body, repeatable=True)
+
+
+def import_tenants(deployment_id: str, csv: str) -> Call[ImportedList]:
+    """Say it of a list, whose first line names the columns: `tenant` or `tenant_ref`, and any of
+    `class`, `region` and `label:NAME`. Ids are looked up, and not kept."""
+    place = path("deployments", deployment_id, "tenants", "import")
+    return Call("POST", place, ImportedList, body={"csv": csv}, repeatable=True)
 
 
 def get_tenants(deployment_id: str, tenant_refs: Sequence[str]) -> Call[list[TenantNote]]:

@@ -215,3 +215,10 @@ class Imported(msgspec.Struct, frozen=True, kw_only=True):
     """How many notes were taken."""
 
     count: int
+
+
+class ImportedList(msgspec.Struct, frozen=True, kw_only=True):
+    """How many notes were taken, and the lines whose end user has no key there."""
+
+    count: int
+    unknown_lines: list[int]
