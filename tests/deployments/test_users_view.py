@@ -12,15 +12,14 @@ import pytest
 from deploy_rig import DAEMON, WORKSPACE, Rig, Users, spec
 
 from kvrun.deployments.cache_view import cache_view
-from kvrun.deployments.erasing import DeploymentErasures, ErasureAsked
 from kvrun.deployments.errors import TenantImportError
 from kvrun.deployments.model import Deployment
 from kvrun.deployments.tenant_import import import_tenants, parse_tenants
 from kvrun.deployments.views import DeploymentViews
-from kvrun.erasure.certificate import RequestKind
 from kvrun.errors import KvrunError
 from kvrun.instance.auditing import LookUpError
 from kvrun.launch.admin import ask_daemon
+from kvrun.launch.erasing import erase, plan_erasure
 
 ALICE, BOB = "alice-7f3c@example.com", "bob-51d0@example.com"
 LABEL = "gold-customers-since-2019"
@@ -179,14 +178,12 @@ def test_no_id_of_a_tenant_is_in_the_database_its_journal_or_a_backup(
     assert ALICE.encode() not in written
     assert BOB.encode() not in written
 
-    erasures = DeploymentErasures(rig.deployments)
-    asked = ErasureAsked(kind=RequestKind.TENANT, tenant=ALICE, requester="petra")
-    plan = erasures.plan(running.id, asked)
+    config = rig.deployments.config_of(running.id)
+    asked = {"kind": "tenant", "tenant": ALICE, "requester": "petra"}
+    plan = plan_erasure(config, asked, offline=True)
     assert (plan.tenants, plan.sessions) == (1, 2)
-    done = erasures.erase(
-        running.id,
-        ErasureAsked(kind=RequestKind.TENANT, tenant=ALICE, requester="petra", confirm=plan.token),
-    )
+    done = erase(config, asked | {"confirm": plan.token}, offline=True)
+    rig.deployments.tenants.forget(running.id, {item.tenant_ref for item in done.erased})
     assert {item.tenant_ref for item in done.erased} == {alice.tenant_ref}
     assert views.users(running.id, ALICE).rows == ()
     assert rig.deployments.tenants.of(running.id, [alice.tenant_ref]) == {}

@@ -245,9 +245,12 @@ class Deployments:
         Raises AttachTokenError, ConfigError, NameTakenError, and WrongStateError for one that is
         registered.
         """
+        digest = attaching.hash_token(token)
+        # Who has no token learns nothing of this machine's files.
+        self._store.require_token(digest)
         config = attaching.read_attached(config_file)
         made = self._store.insert_with_token(
-            attaching.hash_token(token),
+            digest,
             lambda workspace_id, name: self._known(
                 config, config_file, LauncherKind.ATTACHED, workspace_id, name
             ),

@@ -70,6 +70,13 @@ class DeploymentStore:
             raise _taken(made) from None
         return made
 
+    def require_token(self, token_sha256: str) -> None:
+        """Raise AttachTokenError unless the token could be used now."""
+        with self._database.reading() as session:
+            row = session.get(AttachTokenRow, token_sha256)
+            if row is None or row.expires_at <= self._now():
+                raise AttachTokenError("the token is not valid", hint="Ask for another one.")
+
     def put_token(self, token_sha256: str, workspace_id: str, name: str, expires_at: float) -> None:
         """Remember a token; those that are too old are forgotten."""
         row = AttachTokenRow(
