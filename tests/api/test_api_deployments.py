@@ -136,9 +136,14 @@ async def test_an_attach_token_works_once_and_is_for_deployers(world: World) -> 
     is_problem(await auditor.post(place, {"name": "theirs"}), 403)
     made = await world.owner.post(place, {"name": "theirs"})
     assert made.status_code == 201
-    asked = {"token": "kva_nonsense", "config_file": "/nowhere/kvrun.toml"}
-    answer = await world.nobody.post("/attached-deployments", asked)
-    assert answer.status_code in (400, 403)
+    said = set()
+    for path in ("/nowhere/kvrun.toml", "/etc/passwd", "kvrun.toml"):
+        asked = {"token": "kva_nonsense", "config_file": path}
+        said.add(is_problem(await world.nobody.post("/attached-deployments", asked), 403)["detail"])
+    # Who has no token learns nothing of this machine's files.
+    assert len(said) == 1
+    asked = {"token": made.json()["token"], "config_file": "/nowhere/kvrun.toml"}
+    is_problem(await world.nobody.post("/attached-deployments", asked), 400)
 
 
 async def test_the_process_log_is_for_deployers(world: World) -> None:

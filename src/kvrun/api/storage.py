@@ -21,7 +21,7 @@ def browse(
         _check(services, actor, workspace_id, parts, Permission.VIEW)
     else:
         require(actor, Permission.VIEW, workspace_id)
-    return services.storage.browse(workspace_id, prefix, cursor, limit=limit)
+    return services.storage.browse(workspace_id, "/".join(parts), cursor, limit=limit)
 
 
 def read(services: Services, actor: Actor, workspace_id: str, key: str) -> bytes:
@@ -39,7 +39,8 @@ def read(services: Services, actor: Actor, workspace_id: str, key: str) -> bytes
     if needed is Permission.AUDIT_READ:
         found = services.find(actor, needed, parts[1])
         note_read(services.deployments, actor, found, "an object in Storage")
-    return services.storage.read(workspace_id, key)
+    # As it was judged, not as it was written.
+    return services.storage.read(workspace_id, "/".join(parts))
 
 
 def _check(

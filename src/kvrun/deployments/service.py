@@ -42,6 +42,8 @@ from kvrun.state import Database
 PROCESSES = ("up", INSTANCE, ENGINE, GATEWAY, COLLECTOR)
 """Whose logs there are."""
 MAX_TAIL_BYTES = 2**20
+LOOK_EVERY_S = 5.0
+_STEADY = frozenset({DeploymentState.CREATED, DeploymentState.RUNNING, DeploymentState.STOPPED})
 _BUSY_S = 5.0
 _POLL_S = 0.05
 _log = logging.getLogger(__name__)
@@ -68,6 +70,7 @@ class Deployments:
         now: Callable[[], float] = time.time,
         random_bytes: Callable[[int], bytes] = os.urandom,
         host: str = "",
+        look_every_s: float = LOOK_EVERY_S,
     ) -> None:
         self.tenants = TenantRegistry(database, now)
         self._home = home
@@ -91,6 +94,9 @@ class Deployments:
             now=now,
             random_bytes=random_bytes,
         )
+        self._look_every_s = look_every_s
+        # When to look again at what was as it should be, by a monotonic clock.
+        self._look_at: dict[str, float] = {}
         self._locks: dict[str, threading.RLock] = {}
         self._table = threading.Lock()
 
@@ -193,10 +199,13 @@ class Deployments:
     def supervise(self) -> tuple[Deployment, ...]:
         """Compare every record of this machine with what runs, and do what is due; what changed.
 
-        One deployment's trouble is its ``reason`` and no other's.
+        What is as it should be is looked at every ``look_every_s``. One deployment's trouble is its
+        ``reason`` and no other's.
         """
         changed = []
         for deployment_id in self._store.living_here():
+            if time.monotonic() < self._look_at.get(deployment_id, 0.0):
+                continue
             lock = self._lock_of(deployment_id)
             if not lock.acquire(blocking=False):
                 continue  # somebody works on it now
@@ -205,6 +214,8 @@ class Deployments:
                 after = self._supervision.round(deployment_id)
                 if after.state is not before.state:
                     changed.append(after)
+                elif after.state in _STEADY:
+                    self._look_at[deployment_id] = time.monotonic() + self._look_every_s
             except KvrunError as error:
                 self._store.say(deployment_id, error.message)
             except Exception:
@@ -360,6 +371,7 @@ class Deployments:
                 f"something else is being done to the deployment {deployment_id}", hint="Try again."
             )
         try:
+            self._look_at.pop(deployment_id, None)
             yield
         finally:
             lock.release()
