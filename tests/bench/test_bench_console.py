@@ -6,7 +6,7 @@ from kvrun.bench.console import GOAL_MS, ConsoleBenchSettings, run_console_bench
 def test_every_page_is_measured_with_what_is_behind_it() -> None:
     said: list[str] = []
     report = run_console_bench(
-        ConsoleBenchSettings(deployments=3, tenants=10, records=1000, rounds=2), said.append
+        ConsoleBenchSettings(deployments=2, tenants=9, records=1000, rounds=1), said.append
     )
     rows = {row.metric: row for row in report.rows}
     assert {"page deployments", "page deployment", "page deployment, users",
