@@ -79,6 +79,7 @@ class Rig:
             gpus=lambda ids: self.gpus(ids),
             on_change=lambda after, before: self.changes.append((before, after.state)),
             now=self.clock,
+            look_every_s=0.0,
         )
 
     def again(self) -> Rig:

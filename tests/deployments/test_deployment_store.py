@@ -107,3 +107,24 @@ def test_an_unknown_deployment_is_not_found(deployments: Deployments) -> None:
     for act in (deployments.get, deployments.start, deployments.config_of, deployments.logs):
         with pytest.raises(DeploymentNotFoundError):
             act("d-unknown")
+
+
+def test_what_is_as_it_should_be_is_looked_at_less_often(
+    deployments: Deployments, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = deployments.create(WORKSPACE, spec())
+    looks: list[str] = []
+    original = deployments._supervision.round
+
+    def counted(deployment_id: str) -> Deployment:
+        looks.append(deployment_id)
+        return original(deployment_id)
+
+    monkeypatch.setattr(deployments._supervision, "round", counted)
+    for _ in range(3):
+        deployments.supervise()
+    assert looks == [made.id]
+    with pytest.raises(KvrunError):
+        deployments.drain(made.id)  # whatever a person asks for, the next round looks
+    deployments.supervise()
+    assert looks == [made.id] * 2
