@@ -67,7 +67,11 @@ def test_init_then_up_then_the_printed_curl_line_then_sigterm(folder: Path) -> N
 
         eventually(ready, "everything is up", timeout_s=600)
         printed = output.read_text()
-        curl = printed[printed.index("curl ") : printed.index("control plane:")].strip().replace("<your API key>", key[0])
+        curl = (
+            printed[printed.index("curl ") : printed.index("control plane:")]
+            .strip()
+            .replace("<your API key>", key[0])
+        )
         answer = json.loads(run(folder, "sh", "-c", curl.replace("curl ", "curl -sS ", 1)))
         assert answer["usage"]["completion_tokens"] == 16
         assert answer["choices"][0]["text"]
