@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 import httpx
 from page_check import Page, check
 
-from api.api_rig import Caller, World, open_world
+from api.api_rig import URL, Caller, World, open_world
 from kvrun import console
 
 
@@ -53,7 +53,7 @@ class Reader:
         cookie = self.caller.headers.get("Cookie", "")
         sent = {**({"Cookie": cookie} if cookie else {}), **(headers or {})}
         transport = httpx.ASGITransport(self.caller.app, raise_app_exceptions=False)
-        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8090") as http:
+        async with httpx.AsyncClient(transport=transport, base_url=URL, trust_env=False) as http:
             return await http.request(method, path, content=content, headers=sent)
 
 

@@ -60,7 +60,12 @@ DEPLOYMENT_CHANGES: dict[str, tuple[dict[str, str], set[Role]]] = {
 DONE = {200, 303, 409, 422}
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
+def world(shared_world: World) -> World:
+    return shared_world
+
+
+@pytest.fixture(scope="module")
 def chat(world: World) -> Deployment:
     made = world.deployment("chat")
     world.visit(made, "alice")
@@ -71,7 +76,7 @@ def chat(world: World) -> Deployment:
 async def test_each_role_sees_its_pages_and_is_refused_the_others(
     world: World, chat: Deployment, role: Role
 ) -> None:
-    reader = Reader(world.person(f"{role}@example.com", role))
+    reader = Reader(world.person(f"reads-{role}@example.com", role))
     first = await reader.get(f"{base(world)}/deployments")
     for name, roles in PAGES.items():
         answer = await reader.ask("GET", f"{base(world)}/{name}")
@@ -93,7 +98,7 @@ async def test_each_role_sees_its_pages_and_is_refused_the_others(
 async def test_each_role_may_change_what_it_may_and_nothing_else(
     world: World, chat: Deployment, role: Role
 ) -> None:
-    reader = Reader(world.person(f"{role}@example.com", role))
+    reader = Reader(world.person(f"changes-{role}@example.com", role))
     tried = [(f"{base(world)}{path}", *rest) for path, rest in CHANGES.items()]
     place = f"{base(world)}/deployments/{chat.id}"
     tried += [(f"{place}{path}", *rest) for path, rest in DEPLOYMENT_CHANGES.items()]
@@ -124,7 +129,7 @@ async def test_no_id_of_another_workspace_opens_anything(world: World, chat: Dep
 async def test_a_change_without_this_sign_ins_token_changes_nothing(
     world: World, chat: Deployment, owner: Reader
 ) -> None:
-    other = Reader(world.person("ann@example.com", Role.OWNER))
+    other = Reader(world.person("olga@example.com", Role.OWNER))
     paths = [f"{base(world)}{path}" for path in CHANGES]
     paths += [f"{base(world)}/deployments/{chat.id}{path}" for path in DEPLOYMENT_CHANGES]
     paths += ["/workspaces", "/sign-out"]
