@@ -173,6 +173,38 @@ def test_a_crash_after_a_steady_run_begins_a_new_row() -> None:
     assert failed(life, "", STEADY_S - 1).failures == 10
 
 
+@given(
+    st.sampled_from([None, Command.START, Command.RESTART, Command.REBUILD]),
+    st.floats(STEADY_S, 100 * STEADY_S),
+    st.integers(2, 14),
+)
+def test_starts_that_fail_after_a_long_run_wait_longer_each_time(
+    asked: Command | None, ran_s: float, tries: int
+) -> None:
+    life = replace(NEW, state=State.RUNNING, wanted=Wanted.RUN, attempt=1, started_at=0.0)
+    now = ran_s
+    life, _ = step(life, Seen(alive=False, attempt=1, ended="it crashed"), now)
+    if asked is not None:
+        life = command(life, asked, now)
+    waits = []
+    for _ in range(tries):
+        if life.state is State.FAILED:
+            assert life.restart_at is not None
+            now = life.restart_at
+            life, action = step(life, Seen(alive=False), now)
+            assert action is Action.LAUNCH
+        now += 1.0
+        life, _ = step(life, Seen(alive=False, attempt=life.attempt, ended="no memory"), now)
+        assert life.restart_at is not None
+        waits.append(life.restart_at - now)
+    shorter, longer = waits[:-1], waits[1:]
+    assert all(
+        after > before or after == pytest.approx(LONGEST_RETRY_S)
+        for before, after in zip(shorter, longer, strict=True)
+    ), waits
+    assert life.restarts >= tries
+
+
 def test_a_failed_deployment_waits_for_its_moment_and_says_why() -> None:
     life = failed(replace(NEW, state=State.RUNNING, wanted=Wanted.RUN), "no memory", 100.0)
     early, action = step(life, Seen(alive=False), 101.0)

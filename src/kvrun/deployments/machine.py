@@ -63,6 +63,7 @@ class Life:
     """The part of a record that changes by itself. Times in seconds since 1970.
 
     ``attempt`` numbers the launches; ``failures`` counts crashes that followed each other fast.
+    ``started_at`` is when the launch of now first answered, None until it does.
     """
 
     state: State
@@ -94,7 +95,7 @@ def command(life: Life, asked: Command, now: float) -> Life:
     moved = replace(moved, wanted=wanted, restart_at=None)
     if asked in (Command.START, Command.RESTART, Command.REBUILD):
         moved = replace(moved, failures=0, restarts=0)
-    return replace(moved, attempt=life.attempt + 1) if state is State.STARTING else moved
+    return _numbered(moved) if state is State.STARTING else moved
 
 
 def step(life: Life, seen: Seen, now: float) -> tuple[Life, Action]:
@@ -137,8 +138,12 @@ def _move(life: Life, state: State, now: float, reason: str) -> Life:
 
 
 def _launch(life: Life, now: float, reason: str = "") -> tuple[Life, Action]:
-    moved = _move(life, State.STARTING, now, reason)
-    return replace(moved, attempt=life.attempt + 1, restart_at=None), Action.LAUNCH
+    return _numbered(_move(life, State.STARTING, now, reason)), Action.LAUNCH
+
+
+def _numbered(life: Life) -> Life:
+    """The next launch: it has not run yet, however long the one before it did."""
+    return replace(life, attempt=life.attempt + 1, started_at=None, restart_at=None)
 
 
 def _at_rest(life: Life, seen: Seen, now: float) -> tuple[Life, Action]:
@@ -146,7 +151,7 @@ def _at_rest(life: Life, seen: Seen, now: float) -> tuple[Life, Action]:
     if not seen.alive:
         return life, Action.NOTHING
     found = _move(life, State.STARTING, now, "it was started outside the control plane")
-    return replace(found, wanted=Wanted.RUN), Action.NOTHING
+    return replace(found, wanted=Wanted.RUN, started_at=None), Action.NOTHING
 
 
 def _starting(life: Life, seen: Seen, now: float) -> tuple[Life, Action]:
