@@ -20,6 +20,7 @@ from kvrun.accounts.errors import (
 from kvrun.accounts.gateway_keys import HeldKey, gateway_records
 from kvrun.accounts.permissions import Permission
 from kvrun.accounts.records import KeyRecord
+from kvrun.accounts.tables import ServiceAccountRow
 from kvrun.gateway.apikeys import ApiKeys, load_api_keys, save_api_keys
 from kvrun.gateway.errors import GatewayError
 
@@ -175,6 +176,54 @@ def test_one_revokes_ones_own_keys_and_admins_everybodys(site: Site) -> None:
     assert not any(key.active for key in site.accounts.list_keys(admin, place.id))
     revoked = [one.subject for one in site.events if one.kind is AccessEventKind.API_KEY_REVOKED]
     assert revoked == [record.id, second.id]
+
+
+def test_nobody_gets_the_secret_of_anothers_key_by_rotating_it(site: Site) -> None:
+    olga, other = site.member("olga", Role.OWNER), site.member("otto", Role.OWNER)
+    admin, place = site.member("adam", Role.ADMIN), site.workspace()
+    record, secret = site.accounts.create_key(olga, place.id, "k", [Scope.ADMIN])
+    _, of_admin = site.accounts.create_key(admin, place.id, "a", [Scope.ADMIN])
+    for actor in (admin, other, site.accounts.authenticate_key(of_admin)):
+        with pytest.raises(ForbiddenError, match="somebody else's") as refused:
+            site.accounts.rotate_key(actor, place.id, record.id, overlap_s=HOUR)
+        assert "can revoke it" in refused.value.diagnostics()
+    assert [key.expires_at for key in site.accounts.list_keys(olga, place.id)] == [None, None]
+    mine = site.accounts.authenticate_key(secret)
+    heir, _ = site.accounts.rotate_key(mine, place.id, record.id, overlap_s=HOUR)
+    assert (heir.user_id, heir.person_id) == (olga.id, olga.id)
+
+
+def test_a_service_accounts_key_is_the_admins_to_make_and_rotate(site: Site) -> None:
+    owner, admin = site.member("olga", Role.OWNER), site.member("adam", Role.ADMIN)
+    dev, place = site.member("dev", Role.DEVELOPER), site.workspace()
+    service = site.accounts.create_service_account(owner, place.id, "ci", Role.ADMIN)
+    record, secret = site.accounts.create_key(
+        admin, place.id, "k", [Scope.ADMIN], service_account_id=service.id
+    )
+    with pytest.raises(ForbiddenError):
+        site.accounts.rotate_key(dev, place.id, record.id, overlap_s=0)
+    heir, _ = site.accounts.rotate_key(admin, place.id, record.id, overlap_s=HOUR)
+    assert heir.service_account_id == service.id
+    itself = site.accounts.authenticate_key(secret)
+    site.accounts.revoke_key(admin, place.id, record.id)
+    assert site.accounts.rotate_key(itself, place.id, heir.id, overlap_s=0)[0].active
+
+
+def test_a_service_account_that_is_an_owner_all_the_same_gives_admins_nothing(site: Site) -> None:
+    owner, admin = site.member("olga", Role.OWNER), site.member("adam", Role.ADMIN)
+    place = site.workspace()
+    service = site.accounts.create_service_account(owner, place.id, "ci", Role.ADMIN)
+    record, _ = site.accounts.create_key(
+        owner, place.id, "k", [Scope.ADMIN], service_account_id=service.id
+    )
+    with site.database.transaction() as session:
+        session.get_one(ServiceAccountRow, service.id).role = Role.OWNER.value
+    with pytest.raises(ForbiddenError, match="only an owner"):
+        site.accounts.rotate_key(admin, place.id, record.id, overlap_s=0)
+    with pytest.raises(ForbiddenError, match="only an owner"):
+        site.accounts.create_key(
+            admin, place.id, "k2", [Scope.ADMIN], service_account_id=service.id
+        )
 
 
 @pytest.mark.parametrize(

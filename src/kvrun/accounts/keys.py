@@ -20,7 +20,12 @@ from kvrun.accounts.gateway_keys import HeldKey, gateway_records
 from kvrun.accounts.part import Change, Part
 from kvrun.accounts.permissions import Permission, allowed_scopes, may, require
 from kvrun.accounts.records import KeyRecord
-from kvrun.accounts.roles import locked_workspace, role_of_holder, roles_of_holders
+from kvrun.accounts.roles import (
+    locked_workspace,
+    require_may_give,
+    role_of_holder,
+    roles_of_holders,
+)
 from kvrun.accounts.tables import ApiKeyRow, ServiceAccountRow, UserRow
 from kvrun.accounts.tokens import MAX_TOKEN_CHARS, make_id
 from kvrun.gateway.apikeys import KEY_PREFIX, ApiKeyRecord, hash_api_key, make_api_key
@@ -74,16 +79,19 @@ class Keys(Part):
     ) -> tuple[KeyRecord, str]:
         """A successor with the same name, scopes, deployment and holder, and its secret.
 
-        The old key is valid for ``overlap_s`` more; the new one does not expire. Raises
-        NotFoundError, ForbiddenError, ConflictError (it has a successor already), InvalidError.
+        It is the actor's own key, or a service account's (with the permission ``members``): the
+        secret is nobody else's to learn. The old key is valid for ``overlap_s`` more; the new one
+        does not expire. Raises NotFoundError, ForbiddenError, ConflictError (it has a successor
+        already), InvalidError.
         """
         require(actor, Permission.KEYS, workspace_id)
         if not 0 <= overlap_s <= 90 * 86_400:
             raise InvalidError("overlap_s must be 0 to 7776000 seconds (90 days)")
         with self._changing() as change:
             locked_workspace(change.session, workspace_id)
-            old = _find(change.session, actor, workspace_id, key_id)
+            old = _find(change.session, workspace_id, key_id)
             role = role_of_holder(change.session, old)
+            _require_may_rotate(actor, old, role)
             if not _is_active(old, role, change.now):
                 raise ConflictError("the API key is not active any more", hint="Make a new one.")
             holder = _Holder(old.user_id, old.service_account_id, role)
@@ -104,7 +112,8 @@ class Keys(Part):
         """
         require(actor, Permission.KEYS, workspace_id)
         with self._changing() as change:
-            row = _find(change.session, actor, workspace_id, key_id)
+            row = _find(change.session, workspace_id, key_id)
+            _require_may_revoke(actor, row)
             if row.revoked_at is None:
                 row.revoked_at = change.now
                 change.note(AccessEventKind.API_KEY_REVOKED, actor, workspace_id, row.id)
@@ -241,6 +250,7 @@ def _holder(
     account = session.get(ServiceAccountRow, service_account_id) if known else None
     if account is None or account.workspace_id != workspace_id or account.deleted_at is not None:
         raise NotFoundError("there is no such service account")
+    require_may_give(actor.roles[workspace_id], Role(account.role))
     return _Holder(None, account.id, Role(account.role))
 
 
@@ -263,19 +273,38 @@ def _bounded_expiry(change: Change, actor: Actor, expires_at: int | None) -> int
     return min(actor.key_expires_at, expires_at or actor.key_expires_at)
 
 
-def _find(session: Session, actor: Actor, workspace_id: str, key_id: str) -> ApiKeyRow:
-    """A key that the actor may change. Raises NotFoundError, ForbiddenError."""
+def _find(session: Session, workspace_id: str, key_id: str) -> ApiKeyRow:
+    """A key of the workspace, locked. Raises NotFoundError."""
     query = select(ApiKeyRow).where(ApiKeyRow.id == key_id).with_for_update()
     row = session.scalar(query) if is_id(key_id) else None
     if row is None or row.workspace_id != workspace_id:
         raise NotFoundError("there is no such API key")
-    if actor.kind is ActorKind.SERVICE:
-        own = row.service_account_id == actor.id
-    else:
-        own = row.user_id is not None and row.user_id == actor.person
-    if not own and not may(actor, Permission.MEMBERS, workspace_id):
-        raise ForbiddenError("this API key is somebody else's", hint="Ask an owner or an admin.")
     return row
+
+
+def _is_own(actor: Actor, row: ApiKeyRow) -> bool:
+    if actor.kind is ActorKind.SERVICE:
+        return row.service_account_id == actor.id
+    return row.user_id is not None and row.user_id == actor.person
+
+
+def _require_may_revoke(actor: Actor, row: ApiKeyRow) -> None:
+    if not _is_own(actor, row) and not may(actor, Permission.MEMBERS, row.workspace_id):
+        raise ForbiddenError("this API key is somebody else's", hint="Ask an owner or an admin.")
+
+
+def _require_may_rotate(actor: Actor, row: ApiKeyRow, role: Role | None) -> None:
+    """``role``: the holder's. Whoever rotates a key holds the secret of its successor."""
+    if _is_own(actor, row):
+        return
+    if row.service_account_id is None:
+        raise ForbiddenError(
+            "this API key is somebody else's",
+            hint="Only its holder replaces it; an owner or an admin can revoke it.",
+        )
+    require(actor, Permission.MEMBERS, row.workspace_id)
+    if role is not None:
+        require_may_give(actor.roles[row.workspace_id], role)
 
 
 def _active_rows(change: Change, workspace_id: str) -> list[ApiKeyRow]:

@@ -18,7 +18,7 @@ class Permission(StrEnum):
     KEYS = "keys"
     """Make API keys, and revoke one's own."""
     MEMBERS = "members"
-    """Add and remove members, service accounts and everybody's API keys."""
+    """Add and remove members, service accounts and their API keys; revoke everybody's."""
     SETTINGS = "settings"
     """Change the workspace's settings, tenants' labels and quotas."""
     ERASE = "erase"
