@@ -30,6 +30,8 @@ PERMISSIONS = {
     #                   ow  ad  de  pr  au  in  er  re  ev  ad
     "view":            " y   y   y   y   y   .   y   y   y   y ",
     "deploy":          " y   y   y   -   -   .   -   -   -   y ",
+    "deploy and erase wide":
+                        " y   y   -   -   -   .   -   -   -   y ",
     "keys":            " y   y   y   y   -   .   -   -   -   y ",
     "members":         " y   y   -   -   -   .   -   -   -   y ",
     "settings":        " y   y   -   -   -   .   -   -   -   y ",
@@ -87,7 +89,7 @@ ROWS = (
     Row("rebuild_deployment", "deploy"),
     Row("drain_deployment", "deploy"),
     Row("stop_deployment", "deploy"),
-    Row("delete_deployment", "deploy", {"name": "not its name"}),
+    Row("delete_deployment", "deploy and erase wide", {"name": "not its name"}),
     Row("create_attach_token", "deploy", {"name": "theirs-{who}"}),
     Row("detach_deployment", "deploy"),
     Row("get_overview", "view"),

@@ -14,7 +14,7 @@ class Permission(StrEnum):
     VIEW = "view"
     """See the workspace, its deployments and their numbers, without end users' ids."""
     DEPLOY = "deploy"
-    """Make, start, stop, rebuild and delete deployments."""
+    """Make, start, stop and rebuild deployments."""
     KEYS = "keys"
     """Make API keys, and revoke one's own."""
     MEMBERS = "members"
@@ -24,7 +24,8 @@ class Permission(StrEnum):
     ERASE = "erase"
     """Erase a session or a tenant."""
     ERASE_WIDE = "erase_wide"
-    """Erase more than one tenant, and agree to it as the second person."""
+    """Erase more than one tenant, and agree to it as the second person; with ``deploy``, delete a
+    deployment."""
     WHOIS = "whois"
     """See end users' ids, and find out whom a pseudonym stands for."""
     CERTIFICATES = "certificates"

@@ -85,6 +85,15 @@ class Services:
         require(actor, permission, found.workspace_id, found.id)
         return found
 
+    def find_to_delete(self, actor: Actor, deployment_id: str) -> Deployment:
+        """A deployment that the actor may delete: who ends all its keys needs ``erase_wide`` too.
+
+        Raises NotFoundError and ForbiddenError.
+        """
+        found = self.find(actor, Permission.DEPLOY, deployment_id)
+        require(actor, Permission.ERASE_WIDE, found.workspace_id, found.id)
+        return found
+
     def listed(self, actor: Actor, workspace_id: str, *, deleted: bool = True) -> list[Deployment]:
         """The deployments of a workspace that the actor may see, the living ones first."""
         found = self.deployments.list(workspace_id, deleted=deleted)
@@ -113,7 +122,10 @@ class Services:
 
         Raises NotFoundError, ForbiddenError and AuditError.
         """
-        found = self.find(actor, Permission.DEPLOY, deployment_id)
+        if what == "delete":
+            found = self.find_to_delete(actor, deployment_id)
+        else:
+            found = self.find(actor, Permission.DEPLOY, deployment_id)
         self.access_log.asked(found, what, who(actor))
         return found
 

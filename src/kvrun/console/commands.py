@@ -97,7 +97,8 @@ def post_delete(
 ) -> Response:
     """Delete it: its keys are destroyed with a certificate; the log stays."""
     desk = change.desk
-    found = desk.deployment(Permission.DEPLOY, workspace_id, deployment_id)
+    found = desk.services.find_to_delete(desk.actor, deployment_id)
+    desk.services.same_workspace(found, workspace_id)
     if change.form.values.get("name", "").strip() != found.spec.name:
         change.form.errors["name"] = "This is not the deployment's name. Nothing was deleted."
         return _settings(change, workspace_id, found)

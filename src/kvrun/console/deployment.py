@@ -70,6 +70,9 @@ def get_settings(desk: DeskNow, workspace_id: WorkspaceId, deployment_id: Deploy
     workspace = desk.workspace(workspace_id)
     found = desk.deployment(Permission.VIEW, workspace_id, deployment_id)
     may_deploy = desk.may(Permission.DEPLOY, workspace_id, found.id)
+    # Its deletion destroys its keys; forgetting one that somebody else runs does not.
+    attached = found.launcher is LauncherKind.ATTACHED
+    may_end = attached or desk.may(Permission.ERASE_WIDE, workspace_id, found.id)
     deletable = found.launcher is not LauncherKind.OWN and not found.read_only
     return section_page(
         desk,
@@ -79,8 +82,8 @@ def get_settings(desk: DeskNow, workspace_id: WorkspaceId, deployment_id: Deploy
         "deployment_settings.html",
         live=True,
         may_deploy=may_deploy,
-        may_delete=may_deploy and deletable,
-        attached=found.launcher is LauncherKind.ATTACHED,
+        may_delete=may_deploy and may_end and deletable,
+        attached=attached,
         errors={},
     )
 

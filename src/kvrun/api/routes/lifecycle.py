@@ -63,9 +63,10 @@ def delete_deployment(
 ) -> DeletedView:
     """Its keys are destroyed with a certificate, its cached ciphertext is removed; the log stays.
 
-    Answers when it is done. What fails is tried again by the control plane.
+    It needs `erase_wide` besides `deploy`, and no second person: its name confirms it. Answers when
+    it is done. What fails is tried again by the control plane.
     """
-    found = services.find(actor, Permission.DEPLOY, deployment_id)
+    found = services.find_to_delete(actor, deployment_id)
     if asked.name != found.spec.name:
         raise InvalidError(
             "the name is not the deployment's", hint="Send its name to confirm the deletion."
