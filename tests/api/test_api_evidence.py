@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
+import socket
+
+import msgspec
 import pytest
 from api_rig import World, is_problem
 
 from kvrun.accounts import Role, Scope
+from kvrun.audit.segment import segment_name
+from kvrun.control.closing import store_rest
+from kvrun.control.plane import ControlPlane
 from kvrun.deployments.model import Deployment
 
 
@@ -43,11 +50,57 @@ async def test_a_log_is_collected_read_and_downloaded_and_every_reader_is_on_rec
     assert records.json()["items"]
     assert "alice-private" not in records.text
     assert auditor.user_id in reads(world, chat)
-    for segment in seen.json()["segments"][:1]:
-        file = await auditor.get(f"{place}/segments/{segment['name']}")
-        assert len(file.content) == segment["size_bytes"]
-        assert file.headers["content-disposition"].startswith("attachment")
-        assert "a segment" in reads(world, chat)
+
+
+async def test_stored_files_of_every_log_are_listed_and_downloaded_by_name_and_log(
+    world: World, chat: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    auditor = world.person("ann@example.com", Role.AUDITOR)
+    place = f"/deployments/{chat.id}/audit"
+    plane = ControlPlane(world.services.deployments.config_of(chat.id))
+    await auditor.post(f"{place}/collect")
+    store_rest(plane)
+    # It was another machine's log; this one writes a log of its own.
+    known, name = plane.memory.all()[0], segment_name(0)
+    first = known.log
+    plane.memory.save(msgspec.structs.replace(known, source="the other machine"))
+    shutil.rmtree(plane.config.layout.audit)
+    monkeypatch.setattr(socket, "gethostname", lambda: "another")
+    world.visit(chat, "bob-private", "carol-private")
+    collected = await auditor.post(f"{place}/collect")
+    assert [item["alert"] for item in collected.json()["logs"]] == [""], collected.text
+    store_rest(plane)
+
+    seen = await auditor.get(place)
+    assert seen.status_code == 200, seen.text
+    segments = seen.json()["segments"]
+    logs = {item["log"] for item in segments}
+    assert logs == {item["log"] for item in seen.json()["banners"]}
+    assert len(logs) == 2
+    assert {(item["log"], item["first"]) for item in segments if item["name"] == name} == {
+        (log, 0) for log in logs
+    }
+    assert any(item["first"] is None for item in segments), "checkpoints are files too"
+    files = set()
+    for item in segments:
+        answer = await auditor.get(f"{place}/segments/{item['name']}", params={"log": item["log"]})
+        assert answer.status_code == 200, answer.text
+        assert len(answer.content) == item["size_bytes"]
+        assert answer.headers["content-disposition"].startswith("attachment")
+        if item["name"] == name:
+            assert f'"log":"{item["log"]}"' in answer.text
+        files.add(answer.content)
+    assert len(files) == len(segments)
+    assert "a segment" in reads(world, chat)
+
+    for log in logs:
+        records = await auditor.get(f"{place}/records", params={"log": log})
+        assert {item["log"] for item in records.json()["items"]} == {log}
+    latest = await auditor.get(f"{place}/records")
+    assert {item["log"] for item in latest.json()["items"]} == logs - {first}
+    for path in ("/records", f"/segments/{name}"):
+        for log in ("another", f"{first}/../another", f"{chat.workspace_id}/{chat.id}"):
+            is_problem(await auditor.get(f"{place}{path}", params={"log": log}), 404)
 
 
 async def test_who_may_not_read_the_log_does_not(world: World, chat: Deployment) -> None:

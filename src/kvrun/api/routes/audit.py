@@ -14,6 +14,9 @@ from kvrun.deployments.audit_view import RecordFilter
 router = APIRouter(tags=["audit log"])
 _AUDIT = "/deployments/{deployment_id}/audit"
 _Text = Annotated[str, Query(max_length=200)]
+_Log = Annotated[
+    str, Query(max_length=200, description="One of the logs listed; the latest, unless named.")
+]
 
 
 class BannerView(BaseModel):
@@ -37,9 +40,9 @@ class SegmentView(BaseModel):
 
     model_config = ConfigDict(from_attributes=True)
 
+    log: str = Field(description="Which log it is of; several may have a file of its name.")
     name: str
-    first: int
-    end: int
+    first: int | None = Field(description="A segment's first record; null for other files.")
     size_bytes: int
 
 
@@ -132,6 +135,7 @@ def list_records(
     services: ServicesNow,
     actor: ActorNow,
     deployment_id: DeploymentId,
+    log: _Log = "",
     event: _Text = "",
     outcome: _Text = "",
     tenant_ref: _Text = "",
@@ -153,7 +157,7 @@ def list_records(
         since=since,
         until=until,
     )
-    page = services.audit.records(found.id, wanted, cursor, limit=limit)
+    page = services.audit.records(found.id, wanted, cursor, log=log, limit=limit)
     return RecordsView(
         items=[RecordView.model_validate(item) for item in page.records], next=page.cursor or None
     )
@@ -191,10 +195,14 @@ def collect_now(
     responses={200: {"content": {"application/octet-stream": {}}, "description": "The file."}},
 )
 def get_segment(
-    services: ServicesNow, actor: ActorNow, deployment_id: DeploymentId, name: str
+    services: ServicesNow,
+    actor: ActorNow,
+    deployment_id: DeploymentId,
+    name: str,
+    log: _Log = "",
 ) -> Response:
     """As the instance wrote and signed it. The reading is on record (`log_read`)."""
     found = services.read_log(actor, deployment_id, "a segment")
-    data = services.audit.segment(found.id, name)
+    data = services.audit.segment(found.id, name, log=log)
     last = name.rpartition("/")[2]
     return Response(data, media_type="application/octet-stream", headers=attachment(last))

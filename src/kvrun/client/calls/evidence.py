@@ -137,6 +137,7 @@ def get_audit(deployment_id: str) -> Call[AuditLog]:
 def list_records(
     deployment_id: str,
     *,
+    log: str = "",
     event: str = "",
     outcome: str = "",
     tenant_ref: str = "",
@@ -145,8 +146,12 @@ def list_records(
     since: float | None = None,
     until: float | None = None,
 ) -> Listing[Record]:
-    """Collected records, newest first; times in seconds since 1970. The reading is on record."""
+    """Collected records of a log (the one collected last, unless named), newest first.
+
+    Times in seconds since 1970. The reading is on record.
+    """
     asked = query(
+        log=log,
         event=event,
         outcome=outcome,
         tenant_ref=tenant_ref,
@@ -166,10 +171,13 @@ def collect_now(deployment_id: str) -> Call[Collection]:
     return Call("POST", place, Collection, repeatable=True, timeout_s=LONG_S)
 
 
-def get_segment(deployment_id: str, name: str) -> Call[bytes]:
-    """A file of the collected log, as ``get_audit`` names it. The reading is on record."""
+def get_segment(deployment_id: str, name: str, *, log: str = "") -> Call[bytes]:
+    """A file that ``get_audit`` lists, of a log (the one collected last, unless named).
+
+    The reading is on record.
+    """
     place = path("deployments", deployment_id, "audit", "segments", *name.split("/"))
-    return Call("GET", place, bytes, timeout_s=LONG_S)
+    return Call("GET", place, bytes, query=query(log=log), timeout_s=LONG_S)
 
 
 def list_alerts(workspace_id: str, *, acknowledged: bool = False) -> Listing[Alert]:

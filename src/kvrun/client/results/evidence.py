@@ -139,11 +139,11 @@ class Banner(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Segment(msgspec.Struct, frozen=True, kw_only=True):
-    """A file of the collected log."""
+    """A file of a collected log. ``first`` is a segment's first record, None for other files."""
 
+    log: str
     name: str
-    first: int
-    end: int
+    first: int | None
     size_bytes: int
 
 
