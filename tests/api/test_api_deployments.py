@@ -144,6 +144,8 @@ async def test_an_attach_token_works_once_and_is_for_deployers(world: World) -> 
     assert len(said) == 1
     asked = {"token": made.json()["token"], "config_file": "/nowhere/kvrun.toml"}
     is_problem(await world.nobody.post("/attached-deployments", asked), 400)
+    # The attempt has used it up.
+    is_problem(await world.nobody.post("/attached-deployments", asked), 403)
 
 
 async def test_the_process_log_is_for_deployers(world: World) -> None:

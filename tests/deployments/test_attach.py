@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from deploy_rig import WORKSPACE, Rig, spec
 
-from kvrun.config import ConfigError, load_config
+from kvrun.config import load_config
 from kvrun.deployments.errors import (
+    AttachRefusedError,
     AttachTokenError,
     NameTakenError,
     NotOursError,
     SpecError,
-    WrongStateError,
 )
 from kvrun.deployments.model import DeploymentState, LauncherKind
 from kvrun.gateway.apikeys import ApiKeyRecord, load_api_keys, save_api_keys
@@ -43,8 +45,6 @@ def test_a_token_registers_once_and_only_for_an_hour(rig: Rig, daemon: Daemon) -
         with pytest.raises(AttachTokenError):
             rig.deployments.attach(wrong, daemon.config)
     again = rig.deployments.attach_token(WORKSPACE, "again")
-    with pytest.raises(WrongStateError, match="already"):
-        rig.deployments.attach(again, daemon.config)
     rig.clock.ahead_s += 3601
     with pytest.raises(AttachTokenError):
         rig.deployments.attach(again, daemon.config)
@@ -62,17 +62,93 @@ def test_a_token_is_not_used_up_by_a_name_that_is_taken(rig: Rig, daemon: Daemon
     assert rig.deployments.attach(token, daemon.config).spec.name == "theirs"
 
 
-def test_a_file_that_others_may_write_is_refused(rig: Rig, daemon: Daemon) -> None:
-    token = rig.deployments.attach_token(WORKSPACE, "theirs")
+def refused(rig: Rig, file: Path, workspace: str = "w-other") -> str:
+    """What is said when a file cannot be attached; its token is used up by that."""
+    token = rig.deployments.attach_token(workspace, "theirs")
+    with pytest.raises(AttachRefusedError) as found:
+        rig.deployments.attach(token, file)
+    with pytest.raises(AttachTokenError):
+        rig.deployments.attach(token, file)
+    return found.value.diagnostics()
+
+
+def test_what_is_said_of_a_file_tells_nothing_of_it_and_costs_the_token(
+    rig: Rig, daemon: Daemon
+) -> None:
+    odd = daemon.folder / "odd.toml"
+    odd.write_text("secret = nonsense")
+    odd.chmod(0o600)
+    os.mkfifo(daemon.folder / "pipe", 0o600)
+    loop = daemon.folder / "loop"
+    loop.symlink_to(loop)
+    said = {
+        refused(rig, file)
+        for file in (
+            odd,
+            loop,
+            daemon.folder,
+            daemon.folder / "pipe",
+            daemon.folder / "missing.toml",
+            daemon.config.relative_to("/"),
+            Path("/etc/passwd"),
+        )
+    }
     daemon.config.chmod(0o666)
-    with pytest.raises(ConfigError, match="other users"):
-        rig.deployments.attach(token, daemon.config)
-    with pytest.raises(ConfigError, match="full path"):
-        rig.deployments.attach(token, daemon.config.relative_to("/"))
-    with pytest.raises(ConfigError):
-        rig.deployments.attach(token, daemon.folder / "missing.toml")
+    said.add(refused(rig, daemon.config))
     daemon.config.chmod(0o600)
+    token = rig.deployments.attach_token(WORKSPACE, "theirs")
     rig.deployments.attach(token, daemon.config)
+    said.add(refused(rig, daemon.config))
+    assert len(said) == 1
+    assert str(daemon.folder) not in said.pop()
+
+
+def aliases(rig: Rig, file: Path) -> Iterator[Path]:
+    """Other names of a file, and another file that names the same data folder."""
+    yield file
+    yield file.parent / ".." / file.parent.name / file.name
+    yield Path("/proc/self/root") / file.relative_to("/")
+    place = rig.home / f"names-of-{file.parent.name}"
+    place.mkdir()
+    (place / "link.toml").symlink_to(file)
+    yield place / "link.toml"
+    (place / "folder").symlink_to(file.parent)
+    yield place / "folder" / file.name
+    config = load_config(file, {})
+    data, root = config.instance.data_dir, config.layout.data_dir / "root"
+    (place / "data").symlink_to(data)
+    for number, text in enumerate(
+        (
+            f'[instance]\ndata_dir = "{data}"\n',
+            f'[instance]\ndata_dir = "{place}/data"\n',
+            f'[keys]\nroot = "file:{root}"\n',
+        )
+    ):
+        other = place / f"{number}.toml"
+        other.write_text(text)
+        other.chmod(0o600)
+        yield other
+
+
+def test_what_is_or_was_a_deployment_cannot_be_attached_under_another_name(
+    rig: Rig, daemon: Daemon
+) -> None:
+    made = rig.deployments.create(WORKSPACE, spec("made"))
+    attached = rig.deployments.attach(
+        rig.deployments.attach_token(WORKSPACE, "theirs"), daemon.config
+    )
+    deleted = rig.deployments.create(WORKSPACE, spec("deleted"))
+    rig.deployments.delete(deleted.id, "a test")
+    for known in (made, attached, deleted):
+        for file in aliases(rig, known.config_file):
+            refused(rig, file)
+    rig.deployments.detach(attached.id)
+    refused(rig, daemon.config)
+    assert len(rig.deployments.list()) == 3
+    inside = made.folder / "other.toml"
+    inside.write_text("")
+    inside.chmod(0o600)
+    refused(rig, inside)
 
 
 def test_what_runs_elsewhere_is_seen_and_never_touched(rig: Rig, daemon: Daemon) -> None:

@@ -52,6 +52,13 @@ class AttachTokenError(KvrunError):
     status = 403
 
 
+class AttachRefusedError(KvrunError):
+    """The file cannot be attached; why is not said: it would tell of this machine's files."""
+
+    exit_code = 2
+    status = 400
+
+
 class TenantImportError(KvrunError):
     """A list of tenants cannot be taken in; nothing of it was."""
 

@@ -99,6 +99,7 @@ class Deployments:
         self._look_at: dict[str, float] = {}
         self._locks: dict[str, threading.RLock] = {}
         self._table = threading.Lock()
+        self._attaching = threading.Lock()
 
     def create(self, workspace_id: str, spec: DeploymentSpec) -> Deployment:
         """Make a deployment; it is not started.
@@ -253,20 +254,17 @@ class Deployments:
     def attach(self, token: str, config_file: Path) -> Deployment:
         """Register the engine and daemon of ``config_file`` on this machine.
 
-        Raises AttachTokenError, ConfigError, NameTakenError, and WrongStateError for one that is
-        registered.
+        The token is used up by it, whatever comes of it. Raises AttachTokenError,
+        AttachRefusedError, and NameTakenError, before the file is looked at.
         """
-        digest = attaching.hash_token(token)
-        # Who has no token learns nothing of this machine's files.
-        self._store.require_token(digest)
-        config = attaching.read_attached(config_file)
-        made = self._store.insert_with_token(
-            digest,
-            lambda workspace_id, name: self._known(
-                config, config_file, LauncherKind.ATTACHED, workspace_id, name
-            ),
-            config.gateway.port,
-        )
+        with self._attaching:
+            # Who has no token learns nothing of this machine's files, who has one only once.
+            workspace_id, name = self._store.take_token(attaching.hash_token(token))
+            file, config = attaching.read_attached(
+                config_file, self._home / "deployments", self._store.all_here()
+            )
+            made = self._known(config, file, LauncherKind.ATTACHED, workspace_id, name)
+            self._store.insert(made, config.gateway.port)
         with self._alone(made.id):
             return self._supervision.round(made.id)
 

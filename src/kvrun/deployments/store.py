@@ -32,8 +32,6 @@ from kvrun.deployments.records import (
 from kvrun.state import Database
 
 OnChange = Callable[[Deployment, DeploymentState], None]
-MakeAttached = Callable[[str, str], Deployment]
-"""The deployment for a token's workspace and name."""
 
 
 class DeploymentStore:
@@ -55,27 +53,24 @@ class DeploymentStore:
         except IntegrityError:
             raise _taken(made) from None
 
-    def insert_with_token(self, token_sha256: str, make: MakeAttached, port: int) -> Deployment:
-        """A new record in exchange for a token. Raises AttachTokenError and as ``insert`` does."""
-        made: Deployment | None = None
-        try:
-            with self._database.transaction() as session:
-                row = session.get(AttachTokenRow, token_sha256, with_for_update=True)
-                if row is None or row.expires_at <= self._now():
-                    raise AttachTokenError("the token is not valid", hint="Ask for another one.")
-                made = make(row.workspace_id, row.name)
-                session.delete(row)
-                self._add(session, made, port)
-        except IntegrityError:
-            raise _taken(made) from None
-        return made
+    def take_token(self, token_sha256: str) -> tuple[str, str]:
+        """Use a token up: its workspace and the name it is for.
 
-    def require_token(self, token_sha256: str) -> None:
-        """Raise AttachTokenError unless the token could be used now."""
-        with self._database.reading() as session:
-            row = session.get(AttachTokenRow, token_sha256)
+        Raises AttachTokenError, and NameTakenError, which leaves the token as it is.
+        """
+        with self._database.transaction() as session:
+            row = session.get(AttachTokenRow, token_sha256, with_for_update=True)
             if row is None or row.expires_at <= self._now():
                 raise AttachTokenError("the token is not valid", hint="Ask for another one.")
+            taken = select(DeploymentRow.id).where(
+                DeploymentRow.workspace_id == row.workspace_id,
+                DeploymentRow.name == row.name,
+                DeploymentRow.deleted_at.is_(None),
+            )
+            if session.scalars(taken).first() is not None:
+                raise _name_taken(row.name)
+            session.delete(row)
+            return row.workspace_id, row.name
 
     def put_token(self, token_sha256: str, workspace_id: str, name: str, expires_at: float) -> None:
         """Remember a token; those that are too old are forgotten."""
@@ -114,6 +109,12 @@ class DeploymentStore:
         )
         with self._database.reading() as session:
             return tuple(session.scalars(query))
+
+    def all_here(self) -> tuple[Deployment, ...]:
+        """Every record of this machine, deleted ones too."""
+        query = select(DeploymentRow).where(DeploymentRow.host == self._host)
+        with self._database.reading() as session:
+            return tuple(deployment_of(row) for row in session.scalars(query))
 
     def by_file(self, config_file: Path) -> Deployment | None:
         """The living record of a configuration file on this machine."""
@@ -218,7 +219,10 @@ def _found(session: Session, deployment_id: str) -> DeploymentRow:
 
 
 def _taken(made: Deployment | None) -> NameTakenError:
-    name = made.spec.name if made is not None else "that name"
+    return _name_taken(made.spec.name if made is not None else "that name")
+
+
+def _name_taken(name: str) -> NameTakenError:
     return NameTakenError(
         f"the workspace has a deployment called {name!r} already", hint="Choose another name."
     )
