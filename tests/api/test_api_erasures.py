@@ -182,6 +182,39 @@ async def test_a_person_is_erased_everywhere_with_one_certificate_over_all(
     assert len(listed.json()["items"]) == 3
 
 
+async def test_a_deployment_that_cannot_be_read_is_pending_and_hides_no_other(
+    world: World, chat: Deployment
+) -> None:
+    broken = world.deployment("search")
+    workspace = f"/workspaces/{world.ids['acme']}"
+    broken.config_file.write_text("this is [ no TOML")
+    place, scope = f"/deployments/{chat.id}", {"kind": "tenant", "tenant": "bob-private"}
+    counted = await plan(world.owner, place, scope)
+    await world.owner.post(f"{place}/erasures", {**scope, "confirm": counted["token"]})
+    for path, items in (("certificates", 1), ("alerts", 1)):
+        answer = await world.owner.get(f"{workspace}/{path}")
+        assert answer.status_code == 200, answer.text
+        assert len(answer.json()["items"]) == items
+        (problem,) = answer.json()["problems"]
+        assert (problem["deployment_id"], problem["deployment_name"]) == (broken.id, "search")
+        assert "TOML" in problem["why"]
+
+    planned = await world.owner.post(f"{workspace}/user-erasures/plan", {"user": "alice-private"})
+    tokens = {
+        part["deployment_id"]: part["plan"]["token"]
+        for part in planned.json()["deployments"]
+        if part["plan"]
+    }
+    assert list(tokens) == [chat.id]
+    asked = {"user": "alice-private", "reference": "DSAR-9"}
+    both = {**asked, "confirm": {**tokens, broken.id: "made-up"}}
+    is_problem(await world.owner.post(f"{workspace}/user-erasures", both), 400)
+    done = await world.owner.post(f"{workspace}/user-erasures", {**asked, "confirm": tokens})
+    assert done.status_code == 201, done.text
+    outcomes = {item["deployment"]: item["outcome"] for item in done.json()["deployments"]}
+    assert outcomes == {chat.id: "erased", broken.id: "pending"}
+
+
 async def test_another_workspaces_deployment_is_not_erased_by_its_id(
     world: World, chat: Deployment
 ) -> None:

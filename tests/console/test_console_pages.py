@@ -322,6 +322,16 @@ async def test_an_alert_is_acknowledged_with_a_reason(world: World, owner: Reade
     assert "It was me." in page.said
 
 
+async def test_a_deployment_that_cannot_be_read_is_named_and_the_rest_is_listed(
+    world: World, owner: Reader, chat: Deployment
+) -> None:
+    chat.config_file.write_text("this is [ no TOML")
+    for path in ("certificates", "alerts"):
+        page = await owner.get(f"{base(world)}/{path}")
+        assert "Not all is listed: chat cannot be read" in page.said
+    assert "Somebody signed in with the owner link" in page.said
+
+
 def test_the_vendored_scripts_are_what_their_note_says() -> None:
     import hashlib
 

@@ -139,7 +139,7 @@ def test_a_deleted_deployment_keeps_its_log_and_its_record_and_nothing_else(
     assert not (running.folder / "api_keys.json").exists()
 
     storage = StorageViews(real.deployments)
-    (row,) = storage.certificates(WORKSPACE, running.id)
+    (row,) = storage.certificates(WORKSPACE, running.id).rows
     assert (row.certificate_id,) == deleted.certificates
     assert row.statement.request.kind is RequestKind.DEPLOYMENT
     assert row.statement.request.requester == "petra (privacy)"
@@ -177,7 +177,7 @@ def test_a_deleted_deployment_keeps_its_log_and_its_record_and_nothing_else(
     ):
         with pytest.raises(WrongStateError):
             act(running.id)
-    assert AlertViews(real.deployments).alerts(WORKSPACE) == ()
+    assert AlertViews(real.deployments).alerts(WORKSPACE).rows == ()
     assert DeploymentViews(real.deployments).users(running.id).unavailable
     assert real.deployments.create(WORKSPACE, spec()).id != running.id, "its name is free again"
 

@@ -8,6 +8,7 @@ from kvrun.accounts.actor import Actor
 from kvrun.accounts.permissions import Permission, may, require
 from kvrun.api.services import Services
 from kvrun.control.alerts import Alert, UnknownAlertError
+from kvrun.deployments.each import Problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,15 +20,21 @@ class AlertEntry:
     alert: Alert
 
 
+@dataclass(frozen=True, slots=True)
+class AlertsListed:
+    """Alerts, and the deployments whose alerts could not be read."""
+
+    entries: list[AlertEntry]
+    problems: tuple[Problem, ...]
+
+
 def listed(
     services: Services, actor: Actor, workspace_id: str, *, every: bool = False
-) -> list[AlertEntry]:
+) -> AlertsListed:
     """Those that wait for a person, or every one; the newest first."""
     require(actor, Permission.VIEW, workspace_id)
-    found = [
-        AlertEntry(row.deployment_id, row.deployment_name, row.alert)
-        for row in services.alerts.alerts(workspace_id, every=every)
-    ]
+    read = services.alerts.alerts(workspace_id, every=every)
+    found = [AlertEntry(row.deployment_id, row.deployment_name, row.alert) for row in read.rows]
     if may(actor, Permission.ALERTS, workspace_id):
         own = services.access_log.alerts.all()
         found += [
@@ -35,7 +42,8 @@ def listed(
             for alert in own
             if every or alert.acknowledged_at is None
         ]
-    return sorted(found, key=lambda entry: entry.alert.raised_at, reverse=True)
+    found.sort(key=lambda entry: entry.alert.raised_at, reverse=True)
+    return AlertsListed(found, read.problems)
 
 
 def acknowledge(

@@ -14,7 +14,7 @@ from kvrun.accounts.permissions import Permission, require
 from kvrun.accounts.records import Approval
 from kvrun.api.services import Services
 from kvrun.config import KvrunConfig
-from kvrun.deployments.model import Deployment, DeploymentState
+from kvrun.deployments.model import Deployment, DeploymentState, LauncherKind
 from kvrun.erasure.archive import CertificateArchive
 from kvrun.erasure.certificate import ErasureStatement, RequestKind
 from kvrun.erasure.errors import ErasureError
@@ -167,7 +167,8 @@ def erase_user(
     """Erase one person in the deployments of the workspace, with one certificate over all.
 
     ``confirm`` are the plans' tokens by deployment id. Deployments without one are listed as
-    pending. Raises UserErasureOpenError where one failed: ask again with the same reference.
+    pending, and so is one whose configuration cannot be read where ``certify_pending``; it is
+    refused else. Raises UserErasureOpenError where one failed: ask again with the same reference.
     """
     require(actor, Permission.ERASE, workspace_id)
     reachable = {item.id: item for item in _reachable(services, workspace_id)}
@@ -176,15 +177,26 @@ def erase_user(
         raise ErasureNotFoundError(
             "no deployment of the workspace was planned", hint="Plan first, and send its tokens."
         )
-    configs = [services.deployments.config_of(item.id) for item in chosen]
-    unknown = {
-        services.deployments.config_of(item.id).deployment.name: "it was not planned"
-        for item in reachable.values()
-        if item not in chosen
-    }
+    configs: list[KvrunConfig] = []
+    tokens: list[str] = []
+    unknown: dict[str, str] = {}
+    for item in reachable.values():
+        try:
+            config = services.deployments.config_of(item.id)
+        except KvrunError as error:
+            if item in chosen and not certify_pending:
+                raise
+            unknown[_name_in_log(item)] = error.message
+            continue
+        if item in chosen:
+            configs.append(config)
+            tokens.append(confirm[item.id])
+        else:
+            unknown[config.deployment.name] = "it was not planned"
+    if not configs:
+        raise ErasureNotFoundError(f"no deployment can be read: {next(iter(unknown.values()))}")
     workspace = configs[0].deployment.workspace
     asked = UserAsked(workspace, user_id, reasons.reference, _requester(actor), reasons.legal_basis)
-    tokens = [confirm[item.id] for item in chosen]
     with erasing_user(
         configs, asked, tokens, unknown=unknown, certify_pending=certify_pending
     ) as done:
@@ -240,6 +252,12 @@ def _asked(scope: ErasureScope) -> dict[str, str]:
 
 def _requester(actor: Actor) -> str:
     return f"{actor.name} ({actor.kind} {actor.id})"
+
+
+def _name_in_log(deployment: Deployment) -> str:
+    """What its certificates call it where its configuration cannot be asked."""
+    ours = deployment.launcher is LauncherKind.LOCAL
+    return deployment.id if ours else deployment.spec.name
 
 
 def _reachable(services: Services, workspace_id: str) -> list[Deployment]:

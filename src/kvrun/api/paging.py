@@ -7,6 +7,7 @@ from fastapi import Query
 from pydantic import BaseModel, Field
 
 from kvrun.api.problems import RequestRefusedError
+from kvrun.deployments.each import Problem
 
 MAX_LIMIT = 200
 T = TypeVar("T")
@@ -22,6 +23,32 @@ class Page(BaseModel, Generic[T]):
 
     items: list[T] = Field(description="The items of this page.")
     next: str | None = Field(default=None, description="The cursor of the next page, if any.")
+
+
+class UnreadView(BaseModel):
+    """A deployment of which nothing could be read."""
+
+    deployment_id: str
+    deployment_name: str
+    why: str
+
+
+class PartialPage(Page[T], Generic[T]):
+    """Some items of a list over several deployments."""
+
+    problems: list[UnreadView] = Field(
+        default=[], description="Deployments that could not be read: theirs are not in the list."
+    )
+
+
+def unread(problems: Sequence[Problem]) -> list[UnreadView]:
+    """As the API shows them."""
+    return [
+        UnreadView(
+            deployment_id=item.deployment_id, deployment_name=item.deployment_name, why=item.why
+        )
+        for item in problems
+    ]
 
 
 def cut(items: Sequence[T], limit: int, cursor: str) -> tuple[Sequence[T], str | None]:

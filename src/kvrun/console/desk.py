@@ -141,7 +141,7 @@ class Desk:
         return self.pages.waiting.count(
             (workspace_id, self.may(Permission.ALERTS, workspace_id)),
             self.services.now(),
-            lambda: len(alerts.listed(self.services, self.actor, workspace_id)),
+            lambda: len(alerts.listed(self.services, self.actor, workspace_id).entries),
         )
 
 

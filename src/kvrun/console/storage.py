@@ -69,13 +69,14 @@ def get_deployment_storage(
 def get_certificates(desk: DeskNow, workspace_id: WorkspaceId) -> Response:
     """Every certificate of the workspace."""
     require(desk.actor, Permission.CERTIFICATES, workspace_id)
-    rows = desk.services.storage.certificates(workspace_id)
+    listed = desk.services.storage.certificates(workspace_id)
     return desk.page(
         "certificates.html",
         desk.workspace(workspace_id),
         "certificates",
-        certificates=rows[:_SHOWN],
-        total=len(rows),
+        certificates=listed.rows[:_SHOWN],
+        total=len(listed.rows),
+        problems=listed.problems,
         names=_names(desk, workspace_id),
         address_of=_address,
         download_of=_download,
@@ -89,15 +90,16 @@ def get_deployment_certificates(
 ) -> Response:
     """A deployment's certificates."""
     found = desk.deployment(Permission.CERTIFICATES, workspace_id, deployment_id)
-    rows = desk.services.storage.certificates(workspace_id, found.id)
+    listed = desk.services.storage.certificates(workspace_id, found.id)
     return section_page(
         desk,
         desk.workspace(workspace_id),
         found,
         "certificates",
         "deployment_certificates.html",
-        certificates=rows[:_SHOWN],
-        total=len(rows),
+        certificates=listed.rows[:_SHOWN],
+        total=len(listed.rows),
+        problems=listed.problems,
         names={found.id: found.spec.name},
         address_of=_address,
         download_of=_download,

@@ -144,7 +144,7 @@ def get_opening(
 
 def _certified(desk: Desk, workspace_id: str, certificate_id: str) -> Iterator[Certified]:
     """Where the certificate over all deployments is."""
-    for row in desk.services.storage.certificates(workspace_id):
+    for row in desk.services.storage.certificates(workspace_id).rows:
         if row.certificate_id == certificate_id:
             yield Certified(certificate_id, row.deployment_id)
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from kvrun.control.alerts import Alert, UnknownAlertError
+from kvrun.control.alerts import Alert
 from kvrun.control.plane import ControlPlane
+from kvrun.deployments.each import Problem, read_each
+from kvrun.deployments.model import Deployment
 from kvrun.deployments.service import Deployments
 from kvrun.errors import KvrunError
-
-_FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,14 @@ class AlertRow:
     alert: Alert
 
 
+@dataclass(frozen=True, slots=True)
+class AlertList:
+    """Alerts; ``problems`` are deployments whose alerts could not be read."""
+
+    rows: tuple[AlertRow, ...]
+    problems: tuple[Problem, ...]
+
+
 class AlertViews:
     """Reads and acknowledges what the collectors of the deployments raised."""
 
@@ -30,27 +38,16 @@ class AlertViews:
 
     def alerts(
         self, workspace_id: str, deployment_id: str | None = None, *, every: bool = False
-    ) -> tuple[AlertRow, ...]:
-        """Those that wait for a person, or every one; newest first. Raises KvrunError."""
-        rows = [
-            AlertRow(item.id, item.spec.name, alert)
-            for item in self._deployments.list(workspace_id)
-            if deployment_id in (None, item.id)
-            for alert in self._plane(item.id).alerts.all()
-            if every or alert.acknowledged_at is None
-        ]
-        return tuple(sorted(rows, key=lambda row: -row.alert.raised_at))
+    ) -> AlertList:
+        """Those that wait for a person, or every one; newest first."""
 
-    def evidence(self, deployment_id: str, alert_id: str, name: str) -> bytes:
-        """One file of an alert's evidence. Raises UnknownAlertError."""
-        book = self._plane(deployment_id).alerts
-        alert = book.find(alert_id)
-        if name not in alert.files or not _FILE.fullmatch(name):
-            raise UnknownAlertError(f"the alert {alert.id} has no file {name[:80]!r}")
-        try:
-            return (book.place(alert.id) / name).read_bytes()
-        except OSError as error:
-            raise UnknownAlertError(f"{name} cannot be read: {error.strerror}") from None
+        def read(item: Deployment) -> Iterator[AlertRow]:
+            for alert in self._plane(item.id).alerts.all():
+                if every or alert.acknowledged_at is None:
+                    yield AlertRow(item.id, item.spec.name, alert)
+
+        rows, problems = read_each(self._deployments, workspace_id, read, deployment_id)
+        return AlertList(tuple(sorted(rows, key=lambda row: -row.alert.raised_at)), problems)
 
     def acknowledge(
         self, deployment_id: str, log: str, reason: str, *, start_over: bool = False

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from kvrun.config.layout import storage_prefix
 from kvrun.control.plane import ControlPlane
+from kvrun.deployments.each import Problem, read_each
 from kvrun.deployments.errors import DeploymentNotFoundError
 from kvrun.deployments.model import Deployment
 from kvrun.deployments.service import Deployments
@@ -55,6 +56,14 @@ class CertificateRow:
     statement: ErasureStatement
 
 
+@dataclass(frozen=True, slots=True)
+class CertificateList:
+    """Certificates; ``problems`` are deployments whose certificates could not be read."""
+
+    rows: tuple[CertificateRow, ...]
+    problems: tuple[Problem, ...]
+
+
 class StorageViews:
     """Reads Storage; a key is a path such as ``deployments/<id>/audit/<log>/<file>``."""
 
@@ -91,17 +100,16 @@ class StorageViews:
                 return store.get(name)
         raise ObjectMissingError(f"Storage has no object {key[:200]!r}")
 
-    def certificates(
-        self, workspace_id: str, deployment_id: str | None = None
-    ) -> tuple[CertificateRow, ...]:
+    def certificates(self, workspace_id: str, deployment_id: str | None = None) -> CertificateList:
         """Certificates of a workspace or of one deployment, newest first."""
-        rows = [
-            CertificateRow(item.id, statement.id, statement)
-            for item in self._deployments.list(workspace_id)
-            if deployment_id in (None, item.id)
-            for statement in self._archive(item.id).statements()
-        ]
-        return tuple(sorted(rows, key=lambda row: row.statement.issued_at, reverse=True))
+
+        def read(item: Deployment) -> Iterator[CertificateRow]:
+            for statement in self._archive(item.id).statements():
+                yield CertificateRow(item.id, statement.id, statement)
+
+        rows, problems = read_each(self._deployments, workspace_id, read, deployment_id)
+        newest = sorted(rows, key=lambda row: row.statement.issued_at, reverse=True)
+        return CertificateList(tuple(newest), problems)
 
     def certificate(self, deployment_id: str, certificate_id: str) -> bytes:
         """One certificate as it is checked. Raises ObjectMissingError, or ErasureError."""

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from kvrun.api import alerts
 from kvrun.api.alerts import AlertEntry
 from kvrun.api.dependencies import ActorNow, ServicesNow, WorkspaceId
-from kvrun.api.paging import Cursor, Limit, Page, cut
+from kvrun.api.paging import Cursor, Limit, PartialPage, cut, unread
 
 router = APIRouter(tags=["alerts"])
 _Reason = Annotated[str, Field(min_length=1, max_length=300, pattern=r"\S")]
@@ -73,12 +73,13 @@ def list_alerts(
     acknowledged: Annotated[bool, Query(description="Acknowledged ones too.")] = False,
     limit: Limit = 50,
     cursor: Cursor = "",
-) -> Page[AlertView]:
+) -> PartialPage[AlertView]:
     """Of every deployment of the workspace, the newest first; and of the control plane itself for
     those who may acknowledge them."""
     found = alerts.listed(services, actor, workspace_id, every=acknowledged)
-    items, after = cut(found, limit, cursor)
-    return Page(items=[AlertView.of(item) for item in items], next=after)
+    items, after = cut(found.entries, limit, cursor)
+    shown = [AlertView.of(item) for item in items]
+    return PartialPage(items=shown, next=after, problems=unread(found.problems))
 
 
 @router.post("/workspaces/{workspace_id}/alerts/acknowledge", summary="Acknowledge alerts")

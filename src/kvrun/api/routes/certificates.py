@@ -9,7 +9,7 @@ from kvrun.accounts.permissions import Permission, require
 from kvrun.api import certificates
 from kvrun.api.certificates import as_html, as_pdf, style_policy
 from kvrun.api.dependencies import ActorNow, DeploymentId, ItemId, ServicesNow, WorkspaceId
-from kvrun.api.paging import Cursor, Limit, Page, cut
+from kvrun.api.paging import Cursor, Limit, PartialPage, cut, unread
 from kvrun.deployments.storage_view import CertificateRow
 
 router = APIRouter(tags=["certificates"])
@@ -40,17 +40,18 @@ def list_certificates(
     reference: Annotated[str, Query(max_length=200, description="With this one only.")] = "",
     limit: Limit = 50,
     cursor: Cursor = "",
-) -> Page[CertificateView]:
+) -> PartialPage[CertificateView]:
     """Of all deployments, deleted ones included; the newest first."""
     if deployment_id:
         found = services.find(actor, Permission.CERTIFICATES, deployment_id)
         services.same_workspace(found, workspace_id)
     else:
         require(actor, Permission.CERTIFICATES, workspace_id)
-    rows = services.storage.certificates(workspace_id, deployment_id or None)
-    wanted = [row for row in rows if reference in ("", row.statement.request.reference)]
+    listed = services.storage.certificates(workspace_id, deployment_id or None)
+    wanted = [row for row in listed.rows if reference in ("", row.statement.request.reference)]
     items, after = cut(wanted, limit, cursor)
-    return Page(items=[_view(item) for item in items], next=after)
+    shown = [_view(item) for item in items]
+    return PartialPage(items=shown, next=after, problems=unread(listed.problems))
 
 
 @router.get(
