@@ -228,7 +228,10 @@ def test_a_real_up_that_cannot_start_says_why(short_folder: Path) -> None:
 
 def test_what_a_person_started_on_the_folder_is_adopted(rig: Rig) -> None:
     made = rig.deployments.create(WORKSPACE, spec())
-    by_hand = subprocess.Popen([sys.executable, str(rig.up), str(made.config_file), "up"])
+    by_hand = subprocess.Popen(
+        [sys.executable, str(rig.up), str(made.config_file), "up", "--config", "kvrun.toml"],
+        cwd=made.folder,
+    )
     try:
         found = rig.until(made.id, DeploymentState.RUNNING)
         assert found.wanted is Wanted.RUN
@@ -237,3 +240,32 @@ def test_what_a_person_started_on_the_folder_is_adopted(rig: Rig) -> None:
     finally:
         by_hand.kill()
         by_hand.wait()
+
+
+@pytest.mark.parametrize("stale", ["started at another time", "up of another file", "no start"])
+def test_a_note_that_was_left_behind_makes_no_foreign_process_ours(rig: Rig, stale: str) -> None:
+    made = rig.deployments.create(WORKSPACE, spec())
+    named = made.folder / ("other.toml" if stale == "up of another file" else "kvrun.toml")
+    command = [sys.executable, "-c", "input()", "up", "--config", str(named)]
+    bystander = subprocess.Popen(command, stdin=subprocess.PIPE)
+    started = {"started at another time": process_start(os.getpid()), "no start": ""}
+    note = {
+        "pid": bystander.pid,
+        "processes": {},
+        "gateway_url": "",
+        "engine_url": "",
+        "model": "",
+        "started_at": 0.0,
+        "process_start": started.get(stale, process_start(bystander.pid)),
+    }
+    try:
+        path = rig.deployments.config_of(made.id).layout.state
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(note))
+        rig.deployments.supervise()
+        assert rig.deployments.get(made.id).state is DeploymentState.CREATED
+        rig.deployments.delete(made.id, "a test")
+        assert bystander.poll() is None
+    finally:
+        bystander.kill()
+        bystander.wait()

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from kvrun.config import load_config
 from kvrun.errors import KvrunError
+from kvrun.instance.known_engines import process_start
 from kvrun.launch.processes import engine_url, gateway_url, instance_spec
 from kvrun.launch.running import RunningState, note_running
 from kvrun.launch.secrets import Launch, prepare_run_folder, remove_files, write_private
@@ -59,6 +60,7 @@ def main(file: Path) -> None:
             engine_url=engine_url(config),
             model=config.deployment.model,
             started_at=time.time(),
+            process_start=process_start(os.getpid()),
         )
         note_running(config.layout, state)
         supervisor.watch()

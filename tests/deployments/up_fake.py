@@ -28,6 +28,12 @@ class Well(BaseHTTPRequestHandler):
 FOLDER = Path(sys.argv[1]).parent
 
 
+def started() -> str:
+    stat = Path("/proc/self/stat").read_bytes()
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot} {int(stat.rpartition(b')')[2].split()[19])}"
+
+
 def main() -> int:
     settings = tomllib.loads(Path(sys.argv[1]).read_text())
     run = FOLDER / "data" / "run"
@@ -46,6 +52,7 @@ def main() -> int:
         "engine_url": "",
         "model": settings["deployment"]["model"],
         "started_at": time.time(),
+        "process_start": started(),
     }
     ready = False
     while not stop.is_set():

@@ -19,6 +19,7 @@ from kvrun.cli.sign_in import sign_in_line
 from kvrun.config import DataLayout, KvrunConfig
 from kvrun.errors import KvrunError
 from kvrun.filelock import FileTakenError, hold_file
+from kvrun.instance.known_engines import process_start
 from kvrun.launch import prepare
 from kvrun.launch.processes import (
     COLLECTOR,
@@ -129,6 +130,7 @@ def write_state(config: KvrunConfig, supervisor: Supervisor) -> None:
         engine_url=engine_url(config),
         model=config.deployment.served_model_name or config.deployment.model,
         started_at=time.time(),
+        process_start=process_start(os.getpid()),
     )
     note_running(config.layout, state)
 

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import msgspec
 
+from kvrun.config import DEFAULT_FILE
 from kvrun.deployments.launcher import Site
 from kvrun.deployments.machine import Seen
 from kvrun.errors import KvrunError
@@ -30,6 +31,7 @@ from kvrun.launch.running import read_running
 
 LOCK_NAME = "launch.lock"
 UP_LOG = "up.log"
+_FILE_VARIABLE = b"KVRUN_CONFIG="
 _MAX_NOTE = 4096
 _TAIL_BYTES = 16384
 _MAX_WHY = 600
@@ -95,8 +97,7 @@ class LocalLauncher:
         code = self._reap(site.deployment_id)
         alive, note = _look(site.folder / LOCK_NAME)
         if not alive:
-            by_hand = _by_hand(site)
-            if by_hand:
+            if _by_hand(site)[0]:
                 return Seen(alive=True, ready=_answers(site))
             ended = "" if note is None else _why_ended(site, code)
             return Seen(alive=False, attempt=note.attempt if note else 0, ended=ended)
@@ -150,14 +151,14 @@ class LocalLauncher:
 
     def _signal(self, site: Site, number: signal.Signals) -> None:
         alive, note = _look(site.folder / LOCK_NAME)
-        pid, started = (note.pid, note.started) if alive and note else (_by_hand(site), "")
+        pid, started = (note.pid, note.started) if alive and note else _by_hand(site)
         if not pid:
             return
         with suppress(ProcessLookupError, PermissionError):
             process = os.pidfd_open(pid)
             try:
                 # Looked at while it is held: the id cannot have become another process's since.
-                if not started or process_start(pid) == started:
+                if process_start(pid) == started:
                     signal.pidfd_send_signal(process, number)
             finally:
                 os.close(process)
@@ -183,16 +184,40 @@ def _look(path: Path) -> tuple[bool, _Note | None]:
         os.close(descriptor)
 
 
-def _by_hand(site: Site) -> int:
-    """The id of a `kvrun up` that a person started on the folder; 0 where there is none."""
+def _by_hand(site: Site) -> tuple[int, str]:
+    """The `kvrun up` that a person started on the folder: its id and start; 0 where there is none.
+
+    A note that was left behind may name a process that has the same id now.
+    """
     running = read_running(site.config.layout)
-    if running is None:
-        return 0
+    if running is None or not running.process_start:
+        return 0, ""
+    pid = running.pid
+    if process_start(pid) != running.process_start or not _is_up_of(pid, site.config_file):
+        return 0, ""
+    return pid, running.process_start
+
+
+def _is_up_of(pid: int, config_file: Path) -> bool:
+    """Whether a process is `kvrun up` with that configuration file."""
+    place = Path(f"/proc/{pid}")
     try:
-        command = Path(f"/proc/{running.pid}/cmdline").read_bytes().split(b"\0")
-    except OSError:
-        return 0
-    return running.pid if b"up" in command else 0
+        command = place.joinpath("cmdline").read_bytes().split(b"\0")
+        variables = place.joinpath("environ").read_bytes().split(b"\0")
+        if b"up" not in command:
+            return False
+        given = [DEFAULT_FILE.encode()]
+        given += [item[len(_FILE_VARIABLE) :] for item in variables
+                  if item.startswith(_FILE_VARIABLE)]  # fmt: skip
+        for option, value in zip(command, [*command[1:], b""], strict=True):
+            if option in (b"--config", b"-c"):
+                given.append(value)
+            elif option.startswith(b"--config="):
+                given.append(option.partition(b"=")[2])
+        file = place.joinpath("cwd").readlink() / os.fsdecode(given[-1])
+        return file.resolve() == config_file.resolve()
+    except (OSError, ValueError, RuntimeError):
+        return False
 
 
 def _answers(site: Site) -> bool:

@@ -11,8 +11,8 @@ from kvrun.launch.secrets import write_private
 
 
 class RunningState(msgspec.Struct, frozen=True):
-    """Which processes run. ``pid`` is the one of ``kvrun up``; the note is there once all are
-    ready."""
+    """Which processes run. ``pid`` is the one of ``kvrun up``, ``process_start`` when that started
+    (``known_engines.process_start``); the note is there once all are ready."""
 
     pid: int
     processes: dict[str, int]
@@ -20,6 +20,7 @@ class RunningState(msgspec.Struct, frozen=True):
     engine_url: str
     model: str
     started_at: float
+    process_start: str = ""
 
 
 def note_running(layout: DataLayout, state: RunningState) -> None:
