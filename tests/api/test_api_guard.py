@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 
 import httpx
 import pytest
+import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from kvrun.api.guard import Guard
 from kvrun.config.control import ControlSection
@@ -104,6 +110,64 @@ async def test_a_body_that_does_not_say_its_size_is_read_no_further_than_the_lim
         answer = await http.post("/echo", content=endless())
     assert answer.status_code == 413
     assert read <= 2048
+
+
+class Served:
+    """The guard behind a real server: the bodies that came through, and how many requests ended."""
+
+    def __init__(self) -> None:
+        self.bodies: list[bytes] = []
+        self.ended = 0
+        app = Starlette(routes=[Route("/list", self._take, methods=["POST"])])
+        self._guard = Guard(app, ControlSection())
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self._guard(scope, receive, send)
+        finally:
+            self.ended += 1
+
+    async def _take(self, request: Request) -> Response:
+        self.bodies.append(await request.body())
+        return Response()
+
+
+@contextmanager
+def listening(app: Served) -> Iterator[int]:
+    """The port on which a server as the control plane's answers."""
+    config = uvicorn.Config(app, http="httptools", log_level="critical", lifespan="off")
+    server = uvicorn.Server(config)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+@pytest.mark.parametrize(
+    ("length", "sent"),
+    [
+        ("Content-Length: 40", b"tenant,class\nalice,gold\n"),
+        ("Transfer-Encoding: chunked", b"d\r\ntenant,class\n\r\n"),
+    ],
+    ids=["length", "chunked"],
+)
+def test_a_body_that_was_cut_off_is_not_taken_for_a_whole_one(length: str, sent: bytes) -> None:
+    app = Served()
+    with listening(app) as port:
+        with socket.create_connection(("127.0.0.1", port)) as connection:
+            head = f"POST /list HTTP/1.1\r\nHost: 127.0.0.1\r\n{length}\r\n\r\n"
+            connection.sendall(head.encode() + sent)
+        until = time.monotonic() + 20
+        while not app.ended and time.monotonic() < until:
+            time.sleep(0.005)
+        assert app.ended == 1
+        whole = httpx.post(f"http://127.0.0.1:{port}/list", content=b"whole", trust_env=False)
+        assert whole.status_code == 200
+    assert app.bodies == [b"whole"]
 
 
 @pytest.mark.parametrize("length", ["-1", "1e3", "0x10", "9" * 5000, "٣"])

@@ -118,7 +118,10 @@ class Guard:
                 while True:
                     message = await receive()
                     if message["type"] == "http.disconnect":
-                        break
+                        # Half a list, replayed as if it were whole, would be carried out.
+                        raise RequestRefusedError(
+                            "the connection ended within the request's body", code="cut_off"
+                        )
                     parts.append(message.get("body", b""))
                     size += len(parts[-1])
                     if size > self._max_body:
