@@ -9,6 +9,7 @@ import pytest
 from api_rig import Caller, World, is_problem
 
 from kvrun.accounts import Role, Scope
+from kvrun.accounts.tables import UserRow
 from kvrun.deployments.model import Deployment
 
 
@@ -64,6 +65,18 @@ async def test_a_tenant_is_planned_erased_listed_and_certified(
     rows = (await officer.get(f"/workspaces/{world.ids['acme']}/certificates")).json()["items"]
     assert [row["id"] for row in rows] == [erasure_id]
     assert officer.user_id in rows[0]["requester"]
+
+
+async def test_a_long_name_hides_nobody_in_the_certificate(world: World, chat: Deployment) -> None:
+    officer = world.person("ann@example.com", Role.PRIVACY)
+    with world.services.database.transaction() as session:
+        session.get_one(UserRow, officer.user_id).name = "bob (user u-somebody-else) " * 7
+    asked = {"kind": "session", "tenant": "bob-private", "session": "one"}
+    done = await officer.post(f"/deployments/{chat.id}/erasures", asked)
+    assert done.status_code == 201, done.text
+    (row,) = (await officer.get(f"/workspaces/{world.ids['acme']}/certificates")).json()["items"]
+    assert row["requester"].startswith(f"user {officer.user_id} (bob ")
+    assert len(row["requester"]) < 150
 
 
 async def test_a_session_is_erased_at_once(world: World, chat: Deployment) -> None:

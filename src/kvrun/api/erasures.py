@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from kvrun.accounts.actor import Actor
 from kvrun.accounts.permissions import Permission, require
 from kvrun.accounts.records import Approval
-from kvrun.api.services import Services
+from kvrun.api.services import Services, requester
 from kvrun.config import KvrunConfig
 from kvrun.deployments.model import Deployment, DeploymentState, LauncherKind
 from kvrun.erasure.archive import CertificateArchive
@@ -117,7 +117,7 @@ def erase(
     found = services.find(actor, _permission(scope), deployment_id)
     config = services.deployments.config_of(found.id)
     asked = _asked(scope) | {
-        "requester": _requester(actor),
+        "requester": requester(actor),
         "reference": reasons.reference,
         "legal_basis": reasons.legal_basis,
         "confirm": confirm,
@@ -196,7 +196,7 @@ def erase_user(
     if not configs:
         raise ErasureNotFoundError(f"no deployment can be read: {next(iter(unknown.values()))}")
     workspace = configs[0].deployment.workspace
-    asked = UserAsked(workspace, user_id, reasons.reference, _requester(actor), reasons.legal_basis)
+    asked = UserAsked(workspace, user_id, reasons.reference, requester(actor), reasons.legal_basis)
     with erasing_user(
         configs, asked, tokens, unknown=unknown, certify_pending=certify_pending
     ) as done:
@@ -248,10 +248,6 @@ def _permission(scope: ErasureScope) -> Permission:
 def _asked(scope: ErasureScope) -> dict[str, str]:
     named = {"kind": scope.kind.value, "tenant": scope.tenant, "session": scope.session}
     return {name: value for name, value in named.items() if value}
-
-
-def _requester(actor: Actor) -> str:
-    return f"{actor.name} ({actor.kind} {actor.id})"
 
 
 def _name_in_log(deployment: Deployment) -> str:

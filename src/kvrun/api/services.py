@@ -46,6 +46,7 @@ _SUPERVISE_EVERY_S = 1.0
 _KEYS_EVERY_S = 30.0
 _WEBHOOK_EVERY_S = 15.0
 _OIDC_TIMEOUT_S = 10.0
+_SHOWN_NAME = 64
 _log = logging.getLogger(__name__)
 
 
@@ -277,6 +278,14 @@ def open_services(
 def who(actor: Actor) -> str:
     """An actor as records name it: by id, never by name."""
     return f"{actor.kind} {actor.id}"
+
+
+def requester(actor: Actor) -> str:
+    """An actor as certificates name who asked: kind and id, which nobody chooses, come first.
+
+    The name after them is cut off: where it stands last it can hide nothing.
+    """
+    return f"{who(actor)} ({actor.name[:_SHOWN_NAME]})"
 
 
 def _oidc(settings: ControlSection) -> OidcClient | None:

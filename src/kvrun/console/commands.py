@@ -8,7 +8,7 @@ from fastapi import Path, Response
 
 from kvrun.accounts.permissions import Permission, require
 from kvrun.api.dependencies import DeploymentId, WorkspaceId
-from kvrun.api.services import who
+from kvrun.api.services import requester
 from kvrun.console.desk import Change, ChangeNow, Desk, DeskNow, base_of, go, page_router, place_of
 from kvrun.console.forms import Form
 from kvrun.console.frame import section_page
@@ -127,7 +127,7 @@ def post_detach(
 def _delete(desk: Desk, found: Deployment) -> Result:
     services, actor = desk.services, desk.actor
     services.ask(actor, "delete", found.id)
-    done = services.deployments.delete(found.id, f"{actor.name} ({who(actor)})")
+    done = services.deployments.delete(found.id, requester(actor))
     services.accounts.revoke_deployment_keys(found.id)
     held = bool(done.certificates)
     return Result(

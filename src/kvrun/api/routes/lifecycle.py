@@ -9,7 +9,7 @@ from kvrun.accounts.errors import InvalidError
 from kvrun.accounts.permissions import Permission, require
 from kvrun.api.dependencies import ActorNow, DeploymentId, ServicesNow, WorkspaceId
 from kvrun.api.routes.deployments import DeploymentView
-from kvrun.api.services import who
+from kvrun.api.services import requester
 
 router = APIRouter(tags=["deployments"])
 
@@ -72,7 +72,7 @@ def delete_deployment(
             "the name is not the deployment's", hint="Send its name to confirm the deletion."
         )
     services.ask(actor, "delete", deployment_id)
-    done = services.deployments.delete(found.id, f"{actor.name} ({who(actor)})")
+    done = services.deployments.delete(found.id, requester(actor))
     services.accounts.revoke_deployment_keys(found.id)
     return DeletedView(
         deployment=DeploymentView.of(done.deployment),
