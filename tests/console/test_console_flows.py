@@ -187,6 +187,30 @@ async def test_looking_on_does_not_keep_a_sign_in_alive(world: World) -> None:
     assert not looking
 
 
+async def test_an_open_page_that_asks_again_does_not_keep_a_sign_in_alive(
+    world: World, owner: Reader, chat: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "EVERY_S", 0.001)
+    monkeypatch.setattr(live, "LONGEST_S", 0.001)
+    workspace, kept = world.ids["acme"], Runs(world.clock)
+    monkeypatch.setattr(world.app.state, "console_runs", kept)
+    of_one = kept.start(world.owner_actor, chat.id, "Erase", lambda: Result("done"))
+    of_all = kept.start(world.owner_actor, workspace, "Erase", lambda: Result("done"))
+    followed = (
+        f"{base(world)}/deployments-events",
+        f"{base(world)}/deployments/{chat.id}/events",
+        f"{base(world)}/deployments/{chat.id}/runs/{of_one.id}/events",
+        f"{base(world)}/where/runs/{of_all.id}/events",
+    )
+    for _ in range(2):
+        world.clock.ahead_s += world.services.settings.session_idle_s / 2.5
+        for path in followed:
+            assert (await owner.ask("GET", path)).status_code == 200, path
+    world.clock.ahead_s += world.services.settings.session_idle_s / 2.5
+    for path in (*followed, f"{base(world)}/deployments"):
+        assert (await owner.ask("GET", path)).status_code in (303, 401), path
+
+
 def test_what_ended_is_kept_for_a_while_and_for_whom_it_is(world: World) -> None:
     now = [1000.0]
     kept = Runs(lambda: now[0])

@@ -42,13 +42,18 @@ def services_of(request: Request) -> Services:
 ServicesNow = Annotated[Services, Depends(services_of)]
 
 
-def read_session(request: Request, services: Services) -> BrowserSession | None:
-    """The browser's sign-in; None where it has none, or one that is over."""
+def read_session(
+    request: Request, services: Services, *, note_use: bool = True
+) -> BrowserSession | None:
+    """The browser's sign-in; None where it has none, or one that is over.
+
+    ``note_use`` off: what a page asks by itself does not prolong it.
+    """
     token = session_token(request, services.settings)
     if not token:
         return None
     try:
-        actor = services.accounts.actor_of(token)
+        actor = services.accounts.actor_of(token, note_use=note_use)
     except UnauthenticatedError:
         return None
     return BrowserSession(token, actor, services.accounts.csrf_token(token))

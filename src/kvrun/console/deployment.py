@@ -12,7 +12,7 @@ from fastapi import Query, Response
 from kvrun.accounts.permissions import Permission
 from kvrun.api.dependencies import DeploymentId, WorkspaceId
 from kvrun.console.charts import Part
-from kvrun.console.desk import Desk, DeskNow, page_router, place_of
+from kvrun.console.desk import Desk, DeskNow, WatchingDesk, page_router, place_of
 from kvrun.console.frame import LAUNCHERS, section_page
 from kvrun.console.live import stream
 from kvrun.deployments.machine import Command, allowed
@@ -90,7 +90,7 @@ def get_settings(desk: DeskNow, workspace_id: WorkspaceId, deployment_id: Deploy
 
 @router.get(PLACE + "/events")
 def get_events(
-    desk: DeskNow,
+    desk: WatchingDesk,
     workspace_id: WorkspaceId,
     deployment_id: DeploymentId,
     section: Annotated[str, Query(max_length=20)] = "",

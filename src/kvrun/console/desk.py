@@ -155,7 +155,16 @@ class Change:
 
 def desk_of(request: Request, services: ServicesNow) -> Desk:
     """Who is signed in. Raises SignInNeededError."""
-    session = read_session(request, services)
+    return _desk(request, services, note_use=True)
+
+
+def watching_desk_of(request: Request, services: ServicesNow) -> Desk:
+    """The same for what an open page asks again by itself: that is no use of the sign-in."""
+    return _desk(request, services, note_use=False)
+
+
+def _desk(request: Request, services: Services, *, note_use: bool) -> Desk:
+    session = read_session(request, services, note_use=note_use)
     if session is None:
         raise SignInNeededError("nobody is signed in", hint="Sign in.")
     return Desk(request, services, session, pages_of(request))
@@ -173,6 +182,7 @@ async def read_form(request: Request) -> Form:
 
 FormNow = Annotated[Form, Depends(read_form)]
 DeskNow = Annotated[Desk, Depends(desk_of)]
+WatchingDesk = Annotated[Desk, Depends(watching_desk_of)]
 
 
 def change_of(desk: DeskNow, form: FormNow) -> Change:

@@ -14,7 +14,16 @@ from kvrun.api.certificates import attachment
 from kvrun.api.dependencies import DeploymentId, WorkspaceId
 from kvrun.api.erasures import Reasons
 from kvrun.console import words
-from kvrun.console.desk import ChangeNow, Desk, DeskNow, base_of, go, page_router, place_of
+from kvrun.console.desk import (
+    ChangeNow,
+    Desk,
+    DeskNow,
+    WatchingDesk,
+    base_of,
+    go,
+    page_router,
+    place_of,
+)
 from kvrun.console.forms import Form
 from kvrun.console.frame import section_page
 from kvrun.console.live import stream
@@ -119,7 +128,7 @@ def get_run(
 
 @router.get(_PLACE + "/runs/{run_id}/events")
 def get_run_events(
-    desk: DeskNow, workspace_id: WorkspaceId, deployment_id: DeploymentId, run_id: _RunId
+    desk: WatchingDesk, workspace_id: WorkspaceId, deployment_id: DeploymentId, run_id: _RunId
 ) -> Response:
     """The same as it changes."""
     found = desk.deployment(Permission.VIEW, workspace_id, deployment_id)

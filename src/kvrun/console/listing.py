@@ -7,7 +7,7 @@ from fastapi import Response
 from kvrun.accounts.actor import ActorKind, Role
 from kvrun.accounts.permissions import Permission
 from kvrun.api.dependencies import WorkspaceId
-from kvrun.console.desk import ChangeNow, Desk, DeskNow, base_of, go, page_router
+from kvrun.console.desk import ChangeNow, Desk, DeskNow, WatchingDesk, base_of, go, page_router
 from kvrun.console.frame import LAUNCHERS
 from kvrun.console.live import stream
 from kvrun.errors import KvrunError
@@ -43,7 +43,7 @@ def get_deployments(desk: DeskNow, workspace_id: WorkspaceId) -> Response:
 
 
 @router.get("/workspaces/{workspace_id}/deployments-events")
-def get_deployments_events(desk: DeskNow, workspace_id: WorkspaceId) -> Response:
+def get_deployments_events(desk: WatchingDesk, workspace_id: WorkspaceId) -> Response:
     """The list as it changes."""
     desk.workspace(workspace_id)
 

@@ -14,7 +14,7 @@ from kvrun.api.certificates import attachment
 from kvrun.api.dependencies import WorkspaceId
 from kvrun.api.erasures import Reasons
 from kvrun.console import words
-from kvrun.console.desk import ChangeNow, Desk, DeskNow, base_of, go, page_router
+from kvrun.console.desk import ChangeNow, Desk, DeskNow, WatchingDesk, base_of, go, page_router
 from kvrun.console.forms import Form
 from kvrun.console.live import stream
 from kvrun.console.runs import Certified, Result
@@ -116,7 +116,7 @@ def get_run(desk: DeskNow, workspace_id: WorkspaceId, run_id: _RunId) -> Respons
 
 
 @router.get(_WHERE + "/runs/{run_id}/events")
-def get_run_events(desk: DeskNow, workspace_id: WorkspaceId, run_id: _RunId) -> Response:
+def get_run_events(desk: WatchingDesk, workspace_id: WorkspaceId, run_id: _RunId) -> Response:
     """The same as it changes."""
     require(desk.actor, Permission.VIEW, workspace_id)
     run = desk.runs.find(desk.actor, workspace_id, run_id)
