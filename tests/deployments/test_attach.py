@@ -11,6 +11,7 @@ import pytest
 from deploy_rig import WORKSPACE, Rig, spec
 
 from kvrun.config import load_config
+from kvrun.deployments import folder
 from kvrun.deployments.errors import (
     AttachRefusedError,
     AttachTokenError,
@@ -19,6 +20,7 @@ from kvrun.deployments.errors import (
     SpecError,
 )
 from kvrun.deployments.model import DeploymentState, LauncherKind
+from kvrun.deployments.spec import API_KEYS_FILE, METRICS_KEY_FILE
 from kvrun.gateway.apikeys import ApiKeyRecord, load_api_keys, save_api_keys
 from support.daemon import Daemon
 
@@ -176,6 +178,33 @@ def test_what_runs_elsewhere_is_seen_and_never_touched(rig: Rig, daemon: Daemon)
     forgotten = rig.deployments.detach(attached.id)
     assert forgotten.read_only
     assert (daemon.data / "keys").is_dir(), "keys stay with whoever runs it"
+
+
+@pytest.mark.parametrize("root", ["../root", "root", ".", "storage"])
+def test_deleting_what_somebody_else_made_touches_its_data_folder_alone(
+    rig: Rig, root: str
+) -> None:
+    theirs = rig.home / "theirs"
+    data = theirs / "data"
+    config = theirs / "kvrun.toml"
+    beside = [theirs / API_KEYS_FILE, theirs / METRICS_KEY_FILE, theirs / "root/key"]
+    stays = [data / "audit/log/signer", data / "storage/w/certificate", data / "signing/key"]
+    goes = [data / "keys/slot", data / "api_keys.json", data / "door/draining", data / "mine.json"]
+    inside = data / root / "key"
+    (goes if root == "root" else beside if root == "../root" else stays).append(inside)
+    for path in {*beside, *goes, data / "storage/w/certificate", data / "signing/key", inside}:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("{}")
+    stays = [path for path in stays if path.exists()]
+    config.write_text(
+        f"[instance]\ndata_dir = {str(data)!r}\n[keys]\nroot = 'file:{root}'\n"
+        f"[gateway]\nstate_dir = {str(data / 'door')!r}\n"
+        f"api_keys_file = {str(data / 'mine.json')!r}\n"
+    )
+    folder.remove_data(load_config(config, {}))
+    folder.remove_data(load_config(config, {}))
+    assert [path for path in (*beside, *stays, config) if not path.exists()] == []
+    assert [path for path in goes if path.exists()] == []
 
 
 def test_the_deployment_that_started_the_control_plane_is_there_once(

@@ -71,7 +71,7 @@ def delete_data(
     # A request that was let in meanwhile may have made new keys.
     openings |= _erase(site, requester, offline=True)
     # Before the log is collected: without keys nothing opens it again, so it has its last record.
-    remove_data(site.config, site.folder)
+    remove_data(site.config, site.folder if ours else None)
     _collect(site)
     return certified(site), openings
 

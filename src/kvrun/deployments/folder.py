@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from kvrun.config import KvrunConfig
+from kvrun.config.layout import DataLayout
 from kvrun.config.roots import FileAddress
 from kvrun.deployments.errors import DeploymentNotFoundError, SpecError
 from kvrun.deployments.spec import API_KEYS_FILE, METRICS_KEY_FILE
@@ -70,11 +71,13 @@ def open_gateway(config: KvrunConfig) -> None:
     _door(config).unlink(missing_ok=True)
 
 
-def remove_data(config: KvrunConfig, place: Path) -> None:
+def remove_data(config: KvrunConfig, made_in: Path | None = None) -> None:
     """Remove cached ciphertext, the emptied key folder and every credential; again does nothing.
 
-    What stays: the log and what was collected of it, certificates, the erasure ledger, and the
-    public halves that verify them.
+    ``made_in`` is the folder that ``prepare`` made, None for a deployment of somebody else: of
+    that nothing outside of its data folder is touched. What stays: the log and what was collected
+    of it, certificates, the erasure ledger, the public halves that verify them, and a key root
+    outside of the data folder, which others may use too.
     """
     layout, deployment = config.layout, config.deployment
     folders = [
@@ -83,10 +86,14 @@ def remove_data(config: KvrunConfig, place: Path) -> None:
         layout.run,
         layout.data_dir / "gateway",
     ]
-    root = config.keys.root_address
-    if isinstance(root, FileAddress) and not root.folder.is_absolute():
+    root, state = config.keys.root_address, config.gateway.state_dir
+    if isinstance(root, FileAddress):
         folders.append(layout.data_dir / root.folder)
+    if state is not None:
+        folders.append(state)
     for path in folders:
+        if not _is_its_own(path, layout):
+            continue
         aside = path.with_name(f"{path.name}.removed")
         if path.exists():
             if aside.exists():
@@ -94,8 +101,14 @@ def remove_data(config: KvrunConfig, place: Path) -> None:
             path.rename(aside)
         if aside.exists():
             shutil.rmtree(aside)
-    for name in (API_KEYS_FILE, METRICS_KEY_FILE):
-        (place / name).unlink(missing_ok=True)
+    files = [layout.api_keys]
+    if config.gateway.api_keys_file is not None:
+        files.append(config.gateway.api_keys_file)
+    credentials = [path for path in files if _is_its_own(path, layout)]
+    if made_in is not None:
+        credentials += [made_in / API_KEYS_FILE, made_in / METRICS_KEY_FILE]
+    for path in credentials:
+        path.unlink(missing_ok=True)
 
 
 def read_tail(path: Path, size_bytes: int) -> str:
@@ -110,6 +123,15 @@ def read_tail(path: Path, size_bytes: int) -> str:
     if end > size_bytes:
         data = data.partition(b"\n")[2]
     return data.decode("utf-8", "replace")
+
+
+def _is_its_own(path: Path, layout: DataLayout) -> bool:
+    """Whether it lies within the data folder, and nothing that stays lies within it."""
+    kept = (layout.audit, layout.control, layout.erasure, layout.signing_keys, layout.storage_root)
+    within, found = layout.data_dir.resolve(), path.resolve()
+    return within in found.parents and not any(
+        stays.resolve().is_relative_to(found) for stays in kept
+    )
 
 
 def _door(config: KvrunConfig) -> Path:
