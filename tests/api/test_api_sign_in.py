@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from api_rig import Caller, World, browser, is_problem, open_world
 
 from kvrun.accounts import Role, Scope, write_owner_link
+from kvrun.audit.errors import AuditUnavailableError
+from kvrun.control.journal import ControlJournal
 
 
 async def test_the_owner_link_signs_in_once(world: World) -> None:
@@ -140,3 +143,37 @@ async def test_using_the_owner_link_raises_an_alert_and_is_on_record(world: Worl
         path.read_bytes() for path in world.services.access_log.folder.glob("segment-*.jsonl")
     )
     assert b"owner_link_used" in records
+    assert b'"alert_acknowledged"' in records
+    assert f"by local_owner {world.owner_actor.id}: it was me".encode() in records
+
+
+async def test_the_control_planes_own_alerts_are_for_those_of_its_first_workspace(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = world.services.accounts.ensure_workspace(world.services.first_workspace)
+    world.ids[first.name] = first.id
+    (alert,) = world.services.access_log.alerts.all()
+    said = {"log": alert.log, "reason": "nothing to see"}
+    known = world.person("anna@example.com", Role.ADMIN, first.name)
+    for stranger in (
+        world.person("bert@example.com", Role.OWNER),
+        world.person("cleo@example.com", Role.DEVELOPER, first.name),
+    ):
+        me = (await stranger.get("/me")).json()["roles"]
+        for place in (f"/workspaces/{name}/alerts" for name in me):
+            assert (await stranger.get(place)).json()["items"] == []
+            answer = await stranger.post(f"{place}/acknowledge", said)
+            assert answer.status_code in (403, 404)
+    place = f"/workspaces/{first.id}/alerts"
+    found = (await known.get(place)).json()["items"]
+    assert [item["id"] for item in found] == [alert.id]
+
+    def full(self: object, entry: object) -> None:
+        raise AuditUnavailableError("the disk is full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ControlJournal, "append", full)
+        assert (await known.post(f"{place}/acknowledge", said)).status_code >= 500
+    assert len((await known.get(place)).json()["items"]) == 1, "not on record, so not settled"
+    assert (await known.post(f"{place}/acknowledge", said)).status_code == 200
+    assert (await known.get(place)).json()["items"] == []

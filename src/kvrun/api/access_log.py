@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
+
+import msgspec
 
 from kvrun.accounts.events import AccessEvent, AccessEventKind
 from kvrun.audit.record import AuditEvent, Event, Outcome
@@ -79,6 +82,18 @@ class AccessLog:
         """Put on record what somebody asks of a deployment, before it is done."""
         self._about(deployment, _ASKED.get(what, Event.DEPLOYMENT_STARTED), Outcome.OK,
                     f"{what} asked by {who}")  # fmt: skip
+
+    def acknowledging(self, alert: Alert, reason: str, who: str) -> None:
+        """Put on record that somebody settles an alert, before it is settled. Raises AuditError."""
+        self._journal.append(
+            AuditEvent(
+                event=Event.ALERT_ACKNOWLEDGED,
+                outcome=Outcome.OK,
+                request_id=alert.log,
+                reason=printable(f"{alert.id} by {who}: {reason}"),
+                digest=sha256(msgspec.json.encode(alert)).hexdigest(),
+            )
+        )
 
     def changed(self, deployment: Deployment, before: DeploymentState) -> None:
         """Put on record what became of a deployment; a failure to do so is logged."""

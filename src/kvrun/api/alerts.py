@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvrun.accounts.actor import Actor
+from kvrun.accounts.actor import Actor, ActorKind
 from kvrun.accounts.permissions import Permission, may, require
-from kvrun.api.services import Services
+from kvrun.api.services import Services, who
 from kvrun.control.alerts import Alert, UnknownAlertError
 from kvrun.deployments.each import Problem
 
@@ -35,7 +35,7 @@ def listed(
     require(actor, Permission.VIEW, workspace_id)
     read = services.alerts.alerts(workspace_id, every=every)
     found = [AlertEntry(row.deployment_id, row.deployment_name, row.alert) for row in read.rows]
-    if may(actor, Permission.ALERTS, workspace_id):
+    if may(actor, Permission.ALERTS, workspace_id) and _answers_for_all(services, actor):
         own = services.access_log.alerts.all()
         found += [
             AlertEntry("", "control plane", alert)
@@ -56,11 +56,12 @@ def acknowledge(
     reason: str,
     start_over: bool = False,
 ) -> list[AlertEntry]:
-    """Let the collection of a log go on. The reason and who gave it are put on record.
+    """Let the collection of a log go on. The reason and who gave it are put on record first.
 
-    Raises UnknownAlertError where none waits.
+    Raises UnknownAlertError where none waits that is the actor's business, and AuditError where
+    it cannot be put on record.
     """
-    said = f"{reason} ({actor.kind} {actor.id})"
+    said = f"{reason} ({who(actor)})"
     if deployment_id:
         found = services.find(actor, Permission.ALERTS, deployment_id)
         services.same_workspace(found, workspace_id)
@@ -69,9 +70,25 @@ def acknowledge(
     require(actor, Permission.ALERTS, workspace_id)
     book = services.access_log.alerts
     waiting = [alert for alert in book.all() if alert.log == log and not alert.acknowledged_at]
-    if not waiting:
+    if not waiting or not _answers_for_all(services, actor):
         raise UnknownAlertError("no alert of that log waits for an acknowledgement")
+    for alert in waiting:
+        services.access_log.acknowledging(alert, reason, who(actor))
     now = services.now()
     return [
         AlertEntry("", "control plane", book.acknowledge(alert.id, said, now)) for alert in waiting
     ]
+
+
+def _answers_for_all(services: Services, actor: Actor) -> bool:
+    """Whether the control plane's own alerts are the actor's business.
+
+    They are about everybody's workspaces: they are for the local owner, and for who acknowledges
+    alerts in the first workspace.
+    """
+    if actor.kind is ActorKind.LOCAL_OWNER:
+        return True
+    return any(
+        place.name == services.first_workspace and may(actor, Permission.ALERTS, place.id)
+        for place in services.accounts.list_workspaces(actor)
+    )
