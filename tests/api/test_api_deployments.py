@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import threading
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from api_rig import World, is_problem
+import pytest
+from api_rig import Caller, World, is_problem
 
-from kvrun.accounts import Role, Scope
-from kvrun.gateway.apikeys import load_api_keys
+from kvrun.accounts import Accounts, Role, Scope
+from kvrun.accounts.errors import UnauthenticatedError
+from kvrun.deployments import deleting
+from kvrun.deployments.model import DeploymentState
+from kvrun.deployments.service import Deployments
+from kvrun.gateway.apikeys import ApiKeyRecord, load_api_keys
 
 SPEC: dict[str, Any] = {
     "name": "chat",
@@ -16,6 +25,34 @@ SPEC: dict[str, Any] = {
     "disk_bytes": 2**20,
     "labels": {"team": "search"},
 }
+
+
+def records(world: World, deployment_id: str) -> list[dict[str, Any]]:
+    """What the control plane's own log says of a deployment."""
+    log = world.services.access_log.folder
+    lines = [json.loads(line) for path in sorted(log.glob("segment-*.jsonl"))
+             for line in path.read_text().splitlines()]  # fmt: skip
+    return [found for found in lines if found.get("deployment") == deployment_id]
+
+
+def refuse(*_args: object, **_more: object) -> None:
+    raise OSError("the disk is gone")
+
+
+def alive(world: World, key: Caller) -> bool:
+    """Whether an API key is one still."""
+    try:
+        world.services.accounts.authenticate_key(key.headers["Authorization"].split()[1])
+    except UnauthenticatedError:
+        return False
+    return True
+
+
+def finish(world: World, deployment_id: str) -> None:
+    """Supervision finishes a deletion."""
+    world.clock.ahead_s += 3600
+    world.services.deployments.supervise()
+    assert world.services.deployments.get(deployment_id).state is DeploymentState.DELETED
 
 
 async def create(world: World, **changed: Any) -> dict[str, Any]:
@@ -53,10 +90,103 @@ async def test_a_deployment_is_made_started_stopped_and_deleted(world: World) ->
 async def test_what_was_asked_and_by_whom_is_on_record_before_it_is_done(world: World) -> None:
     made = await create(world)
     await world.owner.post(f"/deployments/{made['id']}/start")
-    log = world.services.access_log.folder
-    records = b"".join(path.read_bytes() for path in sorted(log.glob("segment-*.jsonl")))
-    assert b"deployment_created" in records
-    assert f"start asked by local_owner {world.owner.user_id}".encode() in records
+    assert [found["event"] for found in records(world, made["id"])] == [
+        "deployment_created", "role_changed"]  # fmt: skip
+    reason = f"requested: start by local_owner {world.owner.user_id}"
+    assert records(world, made["id"])[-1]["reason"] == reason
+
+
+async def test_a_record_of_what_was_asked_claims_no_outcome(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = world.deployment()
+    place, before = f"/deployments/{made.id}", len(records(world, made.id))
+    for verb in ("restart", "rebuild", "stop", "drain", "detach"):
+        await world.owner.post(f"{place}/{verb}")
+    monkeypatch.setattr(deleting, "remove_data", refuse)
+    is_problem(await world.owner.post(f"{place}/delete", {"name": "chat"}), 409)
+    asked = [
+        found for found in records(world, made.id)[before:] if found["event"] == "role_changed"
+    ]
+    assert [found["reason"].split(" by ")[0] for found in asked] == [
+        f"requested: {verb}" for verb in ("restart", "rebuild", "stop", "drain", "detach", "delete")
+    ]
+    assert "deployment_deleted" not in {found["event"] for found in records(world, made.id)}
+    monkeypatch.undo()
+    finish(world, made.id)
+    assert records(world, made.id)[-1]["event"] == "deployment_deleted"
+
+
+async def test_keys_of_a_deployment_end_with_it_also_when_supervision_finishes_the_deletion(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, kept = world.deployment(), world.deployment("kept")
+    key = world.key(world.owner_actor, ["infer"], deployment_id=made.id)
+    other = world.key(world.owner_actor, ["infer"], deployment_id=kept.id)
+    monkeypatch.setattr(deleting, "remove_data", refuse)
+    is_problem(await world.owner.post(f"/deployments/{made.id}/delete", {"name": "chat"}), 409)
+    assert alive(world, key)
+    monkeypatch.undo()
+    finish(world, made.id)
+    assert not alive(world, key)
+    assert alive(world, other)
+
+
+async def test_keys_that_a_crash_left_behind_their_deployment_are_ended_later(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = world.deployment()
+    key = world.key(world.owner_actor, ["infer"], deployment_id=made.id)
+    with monkeypatch.context() as patch:
+        patch.setattr(Accounts, "revoke_deployment_keys", refuse)
+        deleted = await world.owner.post(f"/deployments/{made.id}/delete", {"name": "chat"})
+    assert deleted.status_code == 200
+    assert alive(world, key)
+    world.services.keys.keep_up()
+    assert not alive(world, key)
+
+
+async def test_a_detached_deployment_takes_its_keys_along_and_is_not_called_deleted(
+    world: World, tmp_path: Path
+) -> None:
+    file = tmp_path / "theirs" / "kvrun.toml"
+    file.parent.mkdir()
+    file.write_text(f'[instance]\ndata_dir = "{file.parent}/data"\n[gateway]\nport = 1\n')
+    file.chmod(0o600)
+    token = world.services.deployments.attach_token(world.workspace("acme"), "theirs")
+    made = world.services.deployments.attach(token, file)
+    key = world.key(world.owner_actor, ["erase"], deployment_id=made.id)
+    assert (await world.owner.post(f"/deployments/{made.id}/detach")).status_code == 200
+    assert not alive(world, key)
+    last = records(world, made.id)[-1]
+    assert last["event"] == "role_changed"
+    assert "detached: its keys and data stay" in last["reason"]
+
+
+def test_a_slower_thread_does_not_put_a_revoked_key_back(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, place = world.deployment(), world.workspace("acme")
+    record, _ = world.services.accounts.create_key(
+        world.owner_actor, place, "app", [Scope.INFER], deployment_id=made.id
+    )
+    write, first = Deployments.set_api_keys, threading.Event()
+    revoking = threading.Thread(
+        target=world.services.accounts.revoke_key, args=(world.owner_actor, place, record.id)
+    )
+
+    def slowly(deployments: Deployments, deployment_id: str, keys: Sequence[ApiKeyRecord]) -> None:
+        if not first.is_set():
+            first.set()
+            revoking.start()
+            # It comes to its end only where it need not wait for this one.
+            revoking.join(timeout=0.5)
+        write(deployments, deployment_id, keys)
+
+    monkeypatch.setattr(Deployments, "set_api_keys", slowly)
+    world.services.keys.give(made)
+    revoking.join()
+    assert record.id not in {key.id for key in load_api_keys(made.folder / "api_keys.json")}
 
 
 async def test_deleting_wants_the_name(world: World) -> None:

@@ -120,7 +120,7 @@ class Keys(Part):
             return _record(row, None, change.now)
 
     def revoke_deployment_keys(self, deployment_id: str) -> None:
-        """End the keys that are for one deployment only. For the program that deletes it."""
+        """End the keys that are for one deployment only. For the program, once it is deleted."""
         with self._changing() as change:
             for row in change.session.scalars(
                 select(ApiKeyRow).where(
@@ -129,6 +129,16 @@ class Keys(Part):
             ):
                 row.revoked_at = change.now
                 change.note(AccessEventKind.API_KEY_REVOKED, None, row.workspace_id, row.id)
+
+    def deployments_with_keys(self) -> list[str]:
+        """The ids of the deployments that keys which were not revoked are for. For the program."""
+        with self._database.reading() as session:
+            found = session.scalars(
+                select(ApiKeyRow.deployment_id)
+                .where(ApiKeyRow.deployment_id.is_not(None), ApiKeyRow.revoked_at.is_(None))
+                .distinct()
+            )
+            return [deployment_id for deployment_id in found if deployment_id is not None]
 
     def list_keys(self, actor: Actor, workspace_id: str) -> list[KeyRecord]:
         """The workspace's API keys without their secrets, by name, newest first."""

@@ -79,9 +79,11 @@ class AccessLog:
         self._about(deployment, Event.DEPLOYMENT_CREATED, Outcome.OK, f"by {who}")
 
     def asked(self, deployment: Deployment, what: str, who: str) -> None:
-        """Put on record what somebody asks of a deployment, before it is done."""
-        self._about(deployment, _ASKED.get(what, Event.DEPLOYMENT_STARTED), Outcome.OK,
-                    f"{what} asked by {who}")  # fmt: skip
+        """Put on record what somebody asks of a deployment, before it is done.
+
+        It is an event about people: what becomes of the deployment is another record.
+        """
+        self._about(deployment, Event.ROLE_CHANGED, Outcome.OK, f"requested: {what} by {who}")
 
     def acknowledging(self, alert: Alert, reason: str, who: str) -> None:
         """Put on record that somebody settles an alert, before it is settled. Raises AuditError."""
@@ -101,6 +103,9 @@ class AccessLog:
         if found is None or deployment.state is before:
             return
         event, outcome = found
+        if deployment.forgotten:
+            # It goes on where it is: nothing of it was deleted.
+            event = Event.ROLE_CHANGED
         reason = f"{before} -> {deployment.state} {deployment.reason}".strip()
         try:
             self._about(deployment, event, outcome, reason)
@@ -133,9 +138,4 @@ _CHANGES = {
     DeploymentState.STOPPED: (Event.DEPLOYMENT_STOPPED, Outcome.OK),
     DeploymentState.FAILED: (Event.DEPLOYMENT_STOPPED, Outcome.FAILED),
     DeploymentState.DELETED: (Event.DEPLOYMENT_DELETED, Outcome.OK),
-}
-_ASKED = {
-    "stop": Event.DEPLOYMENT_STOPPED,
-    "drain": Event.DEPLOYMENT_STOPPED,
-    "delete": Event.DEPLOYMENT_DELETED,
 }

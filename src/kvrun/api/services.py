@@ -6,7 +6,6 @@ needs; :meth:`Services.find` is the one place where a deployment is looked up fo
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -25,6 +24,7 @@ from kvrun.accounts.permissions import Permission, may, require
 from kvrun.accounts.records import Workspace
 from kvrun.api.access_log import AccessLog
 from kvrun.api.defaults import deployment_defaults
+from kvrun.api.gateway_keys import GatewayKeys
 from kvrun.api.reading import note_read
 from kvrun.config import ConfigError, KvrunConfig
 from kvrun.config.control import ControlSection
@@ -33,11 +33,15 @@ from kvrun.deployments.alerts_view import AlertViews
 from kvrun.deployments.audit_view import AuditViews
 from kvrun.deployments.errors import DeploymentNotFoundError
 from kvrun.deployments.launcher import Launcher
-from kvrun.deployments.model import Deployment, DeploymentSpec, LauncherKind
+from kvrun.deployments.model import (
+    Deployment,
+    DeploymentSpec,
+    DeploymentState,
+    LauncherKind,
+)
 from kvrun.deployments.service import Deployments
 from kvrun.deployments.storage_view import StorageViews
 from kvrun.deployments.views import DeploymentViews
-from kvrun.errors import KvrunError
 from kvrun.state import Database
 
 DATABASE_FILE = "control.db"
@@ -47,7 +51,6 @@ _KEYS_EVERY_S = 30.0
 _WEBHOOK_EVERY_S = 15.0
 _OIDC_TIMEOUT_S = 10.0
 _SHOWN_NAME = 64
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,7 @@ class Services:
     database: Database
     accounts: Accounts
     deployments: Deployments
+    keys: GatewayKeys
     views: DeploymentViews
     audit: AuditViews
     storage: StorageViews
@@ -115,7 +119,7 @@ class Services:
         self.open_workspace(actor, workspace_id)
         made = self.deployments.create(workspace_id, spec)
         self.access_log.created(made, who(actor))
-        self.give_keys(made)
+        self.keys.give(made)
         return made
 
     def ask(self, actor: Actor, what: str, deployment_id: str) -> Deployment:
@@ -166,27 +170,11 @@ class Services:
             )
         return self.accounts.delete_workspace(actor, workspace_id)
 
-    def give_keys(self, deployment: Deployment) -> None:
-        """Bring the API keys that a deployment's gateway knows up to date."""
-        if deployment.launcher is LauncherKind.ATTACHED or deployment.read_only:
-            return
-        keys = self.accounts.gateway_keys(deployment.workspace_id, deployment.id)
-        self.deployments.set_api_keys(deployment.id, keys)
-
-    def give_all_keys(self) -> None:
-        """Bring every gateway's API keys up to date; one that fails does not stop the others."""
-        for deployment in self.deployments.list(deleted=False):
-            try:
-                self.give_keys(deployment)
-            except (KvrunError, OSError) as error:
-                _log.warning("API keys of %s: %s", deployment.id, error)
-
     def rounds(self) -> list[tuple[str, Callable[[], object], float]]:
         """What is done again and again: its name, what it is, and seconds between two."""
         return [
             ("supervision", self.deployments.supervise, _SUPERVISE_EVERY_S),
-            # Whatever a crash between a change and its file left behind, and expired keys.
-            ("the gateways' API keys", self.give_all_keys, _KEYS_EVERY_S),
+            ("the gateways' API keys", self.keys.keep_up, _KEYS_EVERY_S),
             ("the webhook for alerts", self.tell_webhook, _WEBHOOK_EVERY_S),
         ]
 
@@ -226,20 +214,26 @@ def open_services(
     database = Database.open(settings.database_url or f"sqlite:///{home / DATABASE_FILE}")
     try:
         access_log = AccessLog(home, now)
+        opened: list[GatewayKeys] = []
+
+        def changed(deployment: Deployment, before: DeploymentState) -> None:
+            access_log.changed(deployment, before)
+            if deployment.state is DeploymentState.DELETED and opened:
+                opened[0].end_of(deployment)
+
         deployments = Deployments(
             database,
             home,
             defaults=deployment_defaults(config),
             launchers=launchers,
-            on_change=access_log.changed,
+            on_change=changed,
             now=now,
         )
-        opened: list[Services] = []
 
         def after(event: AccessEvent) -> None:
             access_log.warn(event)
             if event.kind in _KEYS_CHANGE and opened:
-                opened[0].give_all_keys()
+                opened[0].give_all()
 
         accounts = Accounts(
             database,
@@ -250,6 +244,8 @@ def open_services(
             limits=SignInLimits(settings.session_idle_s, settings.session_absolute_s),
             owner_link=config.layout.owner_link,
         )
+        keys = GatewayKeys(accounts, deployments)
+        opened.append(keys)
         workspace = accounts.ensure_workspace(config.deployment.workspace)
         if config_file is not None:
             deployments.register_own(config, config_file, workspace_id=workspace.id)
@@ -258,6 +254,7 @@ def open_services(
             database=database,
             accounts=accounts,
             deployments=deployments,
+            keys=keys,
             views=DeploymentViews(deployments),
             audit=AuditViews(deployments),
             storage=StorageViews(deployments),
@@ -268,7 +265,6 @@ def open_services(
             is_new=is_new,
             now=now,
         )
-        opened.append(services)
     except BaseException:
         database.close()
         raise

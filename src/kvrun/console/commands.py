@@ -128,7 +128,6 @@ def _delete(desk: Desk, found: Deployment) -> Result:
     services, actor = desk.services, desk.actor
     services.ask(actor, "delete", found.id)
     done = services.deployments.delete(found.id, requester(actor))
-    services.accounts.revoke_deployment_keys(found.id)
     held = bool(done.certificates)
     return Result(
         f"{found.spec.name} is deleted. Its audit log, its certificates and its record stay.",

@@ -46,6 +46,10 @@ class LauncherKind(StrEnum):
     """The ``kvrun up`` that started this control plane."""
 
 
+DETACHED = "detached: its keys and data stay with whoever runs it"
+"""The reason of a deployment that was forgotten here."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class DeploymentSpec:
     """What people choose. Sizes in bytes; ``context_window`` in tokens, None for the model's own.
@@ -124,6 +128,11 @@ class Deployment:
     deleted_at: float | None = None
     gpu_notes: tuple[GpuNote, ...] = ()
     certificates: tuple[str, ...] = ()
+
+    @property
+    def forgotten(self) -> bool:
+        """Whether it was detached: its record has ended, and nothing of it was deleted."""
+        return self.state is DeploymentState.DELETED and self.reason == DETACHED
 
     @property
     def read_only(self) -> bool:

@@ -21,6 +21,7 @@ from kvrun.deployments.launcher import Launcher
 from kvrun.deployments.local import LocalLauncher
 from kvrun.deployments.machine import Command
 from kvrun.deployments.model import (
+    DETACHED,
     Deployment,
     DeploymentSpec,
     DeploymentState,
@@ -275,8 +276,7 @@ class Deployments:
             if found.launcher is not LauncherKind.ATTACHED or found.read_only:
                 raise WrongStateError(f"the deployment {found.spec.name} is not attached")
             self.tenants.forget(deployment_id)
-            why = "detached: its keys and data stay with whoever runs it"
-            return self._store.finish(deployment_id, (), why)
+            return self._store.finish(deployment_id, (), DETACHED)
 
     def logs(self, deployment_id: str, process: str = "up", *, tail_bytes: int = 65536) -> str:
         """The end of a process's log: one of PROCESSES. Raises DeploymentNotFoundError."""

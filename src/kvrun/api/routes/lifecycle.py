@@ -73,7 +73,6 @@ def delete_deployment(
         )
     services.ask(actor, "delete", deployment_id)
     done = services.deployments.delete(found.id, requester(actor))
-    services.accounts.revoke_deployment_keys(found.id)
     return DeletedView(
         deployment=DeploymentView.of(done.deployment),
         certificates=list(done.certificates),
