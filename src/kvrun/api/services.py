@@ -25,6 +25,7 @@ from kvrun.accounts.records import Workspace
 from kvrun.api.access_log import AccessLog
 from kvrun.api.defaults import deployment_defaults
 from kvrun.api.gateway_keys import GatewayKeys
+from kvrun.api.home import home_of
 from kvrun.api.reading import note_read
 from kvrun.config import ConfigError, KvrunConfig
 from kvrun.config.control import ControlSection
@@ -69,7 +70,6 @@ class Services:
     oidc: OidcClient | None
     access_log: AccessLog
     first_workspace: str
-    is_new: bool
     now: Callable[[], float]
 
     @property
@@ -208,8 +208,7 @@ def open_services(
     KvrunError.
     """
     settings = config.control
-    home = settings.home or config.layout.data_dir / "control-plane"
-    is_new = not home.exists()
+    home = home_of(config)
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     database = Database.open(settings.database_url or f"sqlite:///{home / DATABASE_FILE}")
     try:
@@ -262,7 +261,6 @@ def open_services(
             oidc=_oidc(settings),
             access_log=access_log,
             first_workspace=config.deployment.workspace,
-            is_new=is_new,
             now=now,
         )
     except BaseException:

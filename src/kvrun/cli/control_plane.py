@@ -64,6 +64,7 @@ def _serve(config: KvrunConfig, config_file: Path | None) -> None:
     # Only this command needs a web framework and a database.
     from kvrun.accounts.owner_link import write_owner_link
     from kvrun.api.app import create_app
+    from kvrun.api.home import home_of, only_one
     from kvrun.api.server import serve
     from kvrun.api.services import open_services
     from kvrun.console import mount
@@ -74,17 +75,19 @@ def _serve(config: KvrunConfig, config_file: Path | None) -> None:
     for name in ("alembic", "httpx"):
         # What they say at each start, and of each request, helps nobody.
         logging.getLogger(name).setLevel(logging.WARNING)
-    services = open_services(config, config_file)
-    if services.is_new and not config.layout.owner_link.exists():
-        write_owner_link(config.layout.owner_link)
-    application = create_app(services)
-    mount(application, services)
-    sys.stdout.write(f"control plane: {sign_in_line(config)}\n")
-    sys.stdout.flush()
-    # The server raises again what ended it; being told to stop is no error.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: sys.exit(0))
-    serve(config.control, application)
+    is_new = not home_of(config).exists()
+    with only_one(home_of(config)):
+        services = open_services(config, config_file)
+        if is_new and not config.layout.owner_link.exists():
+            write_owner_link(config.layout.owner_link)
+        application = create_app(services)
+        mount(application, services)
+        sys.stdout.write(f"control plane: {sign_in_line(config)}\n")
+        sys.stdout.flush()
+        # The server raises again what ended it; being told to stop is no error.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: sys.exit(0))
+        serve(config.control, application)
 
 
 def _configuration(config_file: Path, overrides: dict[str, str]) -> tuple[KvrunConfig, Path | None]:

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from kvrun.api.home import HomeTakenError, home_of, require_unserved
 from kvrun.cli.options import DEFAULT_CONFIG, ConfigFile, console, read_config, table
 from kvrun.cli.root_probe import warning_of_running
 from kvrun.cli.sign_in import sign_in_line
@@ -144,7 +145,8 @@ def _start_control(
         return "control plane: not started (control.enabled)"
     try:
         require_free(control.host, control.port, "control.port")
-    except AddressInUseError as error:
+        require_unserved(home_of(config))
+    except (AddressInUseError, HomeTakenError) as error:
         return f"control plane: not started: {error.diagnostics()}"
     supervisor.start(control_spec(config, config_file, environment))
     return f"control plane: {sign_in_line(config)}"

@@ -83,8 +83,9 @@ class Database:
         """A session that commits at the end of the block, or rolls back when it raises.
 
         On SQLite it has the only write lock from its start: what it read cannot change before it
-        commits. On PostgreSQL rows are locked by who changes them (``with_for_update``). Raises
-        DatabaseError when the database does not answer.
+        commits. On PostgreSQL it can, but for rows that were read ``with_for_update``; a control
+        plane that changes others by what it read is the only one of its home and locks within
+        itself. Raises DatabaseError when the database does not answer.
         """
         with _named(), Session(self._engine, expire_on_commit=False) as session, session.begin():
             yield session
