@@ -19,7 +19,7 @@ from kvrun.deployments.errors import (
     NotOursError,
     SpecError,
 )
-from kvrun.deployments.model import DeploymentState, LauncherKind
+from kvrun.deployments.model import Deployment, DeploymentState, LauncherKind
 from kvrun.deployments.spec import API_KEYS_FILE, METRICS_KEY_FILE
 from kvrun.gateway.apikeys import ApiKeyRecord, load_api_keys, save_api_keys
 from support.daemon import Daemon
@@ -227,3 +227,22 @@ def test_the_deployment_that_started_the_control_plane_is_there_once(
     later = rig.again()
     assert [item.id for item in later.deployments.list(WORKSPACE)] == [own.id]
     later.close()
+
+
+def test_the_control_planes_own_deployment_is_shown_as_its_file_says_now(
+    rig: Rig, daemon: Daemon
+) -> None:
+    def register(**settings: object) -> Deployment:
+        text = {f"KVRUN_{name}": str(value) for name, value in settings.items()}
+        config = load_config(daemon.config, text)
+        return rig.deployments.register_own(config, daemon.config, workspace_id=WORKSPACE)
+
+    first = register(DEPLOYMENT__NAME="first", GATEWAY__PORT=4001)
+    rig.deployments.create(WORKSPACE, spec("taken"))
+    later = register(DEPLOYMENT__NAME="second", GATEWAY__PORT=4002, DEPLOYMENT__CONTEXT_WINDOW=128)
+    assert later.id == first.id
+    assert (later.spec.name, later.spec.context_window) == ("second", 128)
+    assert (first.endpoint, later.endpoint) == ("http://127.0.0.1:4001", "http://127.0.0.1:4002")
+    assert rig.deployments.get(first.id).spec == later.spec
+    clash = register(DEPLOYMENT__NAME="taken", GATEWAY__PORT=4003)
+    assert (clash.spec.name, clash.endpoint) == ("second", "http://127.0.0.1:4003")

@@ -232,6 +232,16 @@ def test_what_does_not_end_when_asked_is_killed_in_the_end() -> None:
     assert step(life, Seen(True), KILL_AFTER_S)[1] is Action.KILL
 
 
+@pytest.mark.parametrize("state", [State.RUNNING, State.UNHEALTHY])
+def test_a_trouble_that_was_noted_is_forgotten_when_it_is_over(state: State) -> None:
+    noted = replace(NEW, state=state, wanted=Wanted.RUN, reason="its file cannot be read")
+    seen = Seen(alive=True, ready=state is State.RUNNING)
+    for after in (step(noted, seen, 1.0)[0], watched(noted, seen, 1.0)):
+        assert after.state is state
+        assert (after.reason == "") == (state is State.RUNNING)
+        assert "file" not in after.reason
+
+
 def test_one_that_somebody_else_runs_is_what_is_seen() -> None:
     life = NEW
     for seen, state in (

@@ -18,6 +18,7 @@ from kvrun.cli.options import DEFAULT_CONFIG, ConfigFile, console, read_config, 
 from kvrun.cli.root_probe import warning_of_running
 from kvrun.cli.sign_in import sign_in_line
 from kvrun.config import DataLayout, KvrunConfig
+from kvrun.deployments.folder import open_gateway
 from kvrun.errors import KvrunError
 from kvrun.filelock import FileTakenError, hold_file
 from kvrun.instance.known_engines import process_start
@@ -82,6 +83,7 @@ def run_up(config: KvrunConfig, config_file: Path, environment: Mapping[str, str
     engine = prepare.check(config, environment)
     prepare_run_folder(config.layout)
     with only_one(config.layout), display:
+        open_gateway(config)  # the drain of whoever ran before is over
         config = prepare.resolve(config, engine, display.say)
         supervisor = Supervisor(config.layout.logs, display.state)
         launch = Launch.create()

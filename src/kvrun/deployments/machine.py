@@ -124,11 +124,11 @@ def watched(life: Life, seen: Seen, now: float) -> Life:
     state = State.STOPPED
     if seen.alive:
         state = State.RUNNING if seen.ready else State.UNHEALTHY
-    if state is life.state:
-        return life
     reason = (
         "its daemon answers, its gateway or engine does not" if state is State.UNHEALTHY else ""
     )
+    if state is life.state:
+        return replace(life, reason=reason)  # what was noted meanwhile is over
     moved = _move(life, state, now, reason)
     return replace(moved, started_at=now) if state is State.RUNNING else moved
 
@@ -169,9 +169,10 @@ def _serving(life: Life, seen: Seen, now: float) -> tuple[Life, Action]:
     if not seen.alive:
         return failed(life, seen.ended or "it ended by itself", now), Action.NOTHING
     state = State.RUNNING if seen.ready else State.UNHEALTHY
+    reason = "" if seen.ready else "it does not answer"
     if state is life.state:
-        return life, Action.NOTHING
-    return _move(life, state, now, "" if seen.ready else "it does not answer"), Action.NOTHING
+        return replace(life, reason=reason), Action.NOTHING  # what was noted meanwhile is over
+    return _move(life, state, now, reason), Action.NOTHING
 
 
 def _draining(life: Life, seen: Seen, now: float) -> tuple[Life, Action]:

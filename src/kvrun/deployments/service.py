@@ -229,8 +229,9 @@ class Deployments:
     def register_own(
         self, config: KvrunConfig, config_file: Path, *, workspace_id: str = ""
     ) -> Deployment:
-        """The deployment of the `kvrun up` that started this control plane; again is harmless.
+        """The deployment of the `kvrun up` that started this control plane.
 
+        Again, it takes over what the configuration says by then.
         ``workspace_id``: whose it is here, when that is not its configuration's workspace.
         """
         known = self._store.by_file(config_file)
@@ -238,6 +239,9 @@ class Deployments:
             owner, name = workspace_id or config.deployment.workspace, config.deployment.name
             known = self._known(config, config_file, LauncherKind.OWN, owner, name)
             self._store.insert(known, config.gateway.port)
+        elif known.launcher is LauncherKind.OWN:
+            spec = attaching.spec_of(config, config.deployment.name)
+            self._store.refresh(known, spec, config.gateway.port, gateway_url(config))
         with self._alone(known.id):
             return self._supervision.round(known.id)
 

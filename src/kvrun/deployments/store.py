@@ -184,6 +184,17 @@ class DeploymentStore:
         self._tell(before, after)
         return after
 
+    def refresh(
+        self, found: Deployment, spec: DeploymentSpec, port: int, endpoint: str
+    ) -> Deployment:
+        """Note what its configuration says now; a name that another has leaves it the old one."""
+        if self._name_of(found.workspace_id, spec.name) not in (None, found.id):
+            spec = replace(spec, name=found.spec.name)
+        with self._database.transaction() as session:
+            row = _found(session, found.id)
+            row.spec, row.name, row.port, row.endpoint = encode(spec), spec.name, port, endpoint
+            return deployment_of(row)
+
     def port(self, deployment_id: str) -> int:
         """The port of its gateway."""
         with self._database.reading() as session:
@@ -198,6 +209,16 @@ class DeploymentStore:
         if session.scalars(self._of_file(made.config_file)).first() is not None:
             raise WrongStateError(f"{made.config_file} is a deployment here already")
         session.add(new_row(made, host=self._host, port=port))
+
+    def _name_of(self, workspace_id: str, name: str) -> str | None:
+        """The id of the living deployment of a name."""
+        query = select(DeploymentRow.id).where(
+            DeploymentRow.workspace_id == workspace_id,
+            DeploymentRow.name == name,
+            DeploymentRow.deleted_at.is_(None),
+        )
+        with self._database.reading() as session:
+            return session.scalars(query).first()
 
     def _of_file(self, config_file: Path) -> Select[Any]:
         return select(DeploymentRow).where(
