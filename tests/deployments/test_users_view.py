@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import sqlite3
 import tempfile
@@ -18,6 +19,8 @@ from kvrun.deployments.tenant_import import import_tenants, parse_tenants
 from kvrun.deployments.views import DeploymentViews
 from kvrun.errors import KvrunError
 from kvrun.instance.auditing import LookUpError
+from kvrun.instance.client import AsyncInstanceClient
+from kvrun.instance.usage import MAX_ROWS
 from kvrun.launch.admin import ask_daemon
 from kvrun.launch.erasing import erase, plan_erasure
 
@@ -118,6 +121,35 @@ def test_where_a_person_is_names_every_deployment_tier_and_region(
     assert "never ran" in places[other.id].unknown
     assert not any(place.found for place in rig_views(rig).where_is(WORKSPACE, "nobody"))
     rig.deployments.delete(other.id, "a test")
+
+
+def test_where_a_person_is_counts_all_of_more_sessions_than_one_answer_names(real: Rig) -> None:
+    running = real.running()
+    users = Users(real, running)
+    with users.engine() as engine:
+        users.store(engine, ALICE)
+    ask_daemon(users.config, "flush")
+    (before,) = rig_views(real).where_is(WORKSPACE, ALICE)
+    assert before.tiers["disk"] > 4 * 4096
+    asyncio.run(open_sessions(users, [f"later-{number}" for number in range(MAX_ROWS)]))
+    (place,) = rig_views(real).where_is(WORKSPACE, ALICE)
+    assert place.sessions == MAX_ROWS + 1
+    assert place.tiers == before.tiers, "its blocks are those of the session used longest ago"
+
+
+async def open_sessions(users: Users, names: list[str]) -> None:
+    """Sessions of ALICE, over one connection."""
+    client = AsyncInstanceClient(
+        users.socket,
+        users.gateway_token,
+        on_invalidated=lambda tenant, session: None,
+        on_lost=lambda: None,
+    )
+    await client.start()
+    try:
+        await asyncio.gather(*(client.open_session(ALICE, name) for name in names))
+    finally:
+        await client.close()
 
 
 def rig_views(rig: Rig) -> DeploymentViews:

@@ -13,7 +13,15 @@ from kvrun.deployments.errors import UnreachableError
 from kvrun.errors import KvrunError
 from kvrun.instance.connection import InstanceUnavailableError
 from kvrun.instance.parts import folder_lock, key_limits, open_parts
-from kvrun.instance.usage import MAX_IDS, SessionList, TenantList, Usage, UsageAccess
+from kvrun.instance.usage import (
+    MAX_IDS,
+    MAX_ROWS,
+    SessionList,
+    SessionUsage,
+    TenantList,
+    Usage,
+    UsageAccess,
+)
 from kvrun.launch.admin import NotRunningError, ask_daemon
 from kvrun.process import harden_process
 
@@ -51,6 +59,23 @@ def tenants(config: KvrunConfig, asked: Mapping[str, str]) -> TenantList:
 def sessions(config: KvrunConfig, asked: Mapping[str, str]) -> SessionList:
     """See ``UsageAccess.sessions``. Raises as ``tenants`` does."""
     return _ask(config, "usage_sessions", asked, SessionList, lambda access: access.sessions(asked))
+
+
+def all_sessions(config: KvrunConfig, tenant: str) -> SessionList:
+    """Every session of a tenant, by its id, of as many as it may have. Raises as ``tenants`` does.
+
+    Others may begin and end meanwhile: each that is found is counted once.
+    """
+    reference, total = "", 0
+    rows: dict[str, SessionUsage] = {}
+    for offset in range(0, config.keys.max_sessions_per_tenant, MAX_ROWS):
+        asked = {"tenant": tenant, "offset": str(offset), "limit": str(MAX_ROWS)}
+        found = sessions(config, asked)
+        rows |= {row.session_ref: row for row in found.rows}
+        reference, total = found.tenant_ref or reference, max(total, found.total)
+        if offset + MAX_ROWS >= found.total:
+            break
+    return SessionList(reference, list(rows.values()), max(total, len(rows)))
 
 
 def refs(config: KvrunConfig, ids: Sequence[str]) -> dict[str, str]:

@@ -213,7 +213,7 @@ class DeploymentViews:
     def _place(self, deployment: Deployment, tenant: str) -> Place:
         try:
             config = self._deployments.config_of(deployment.id)
-            found = asking.sessions(config, {"tenant": tenant, "limit": "200"})
+            found = asking.all_sessions(config, tenant)
         except KvrunError as error:
             # One that cannot be asked, whatever is wrong with it, hides no other.
             return _nothing(deployment, error.message)
