@@ -11,6 +11,9 @@ from api_rig import Caller, World, is_problem
 from kvrun.accounts import Role, Scope
 from kvrun.accounts.tables import UserRow
 from kvrun.deployments.model import Deployment
+from kvrun.erasure.archive import CertificateArchive
+from kvrun.erasure.errors import ErasureError
+from kvrun.instance.parts import folder_lock
 
 
 @pytest.fixture
@@ -19,6 +22,10 @@ def chat(world: World) -> Deployment:
     made = world.deployment("chat")
     world.visit(made, "alice-private", "bob-private")
     return made
+
+
+def no_space(*_args: object) -> None:
+    raise ErasureError("there is no space left")
 
 
 async def plan(caller: Caller, place: str, scope: dict[str, str]) -> dict[str, Any]:
@@ -147,6 +154,56 @@ async def test_a_whole_deployment_needs_a_second_person_where_there_is_one(
     is_problem(await ann.post(f"{place}/erasures", asked), 403)
     listed = (await ben.get(f"{workspace}/approvals")).json()["items"]
     assert listed[0]["taken_at"] is not None
+
+
+async def test_a_second_person_is_asked_about_a_plan_and_sees_what_it_counted(
+    world: World, chat: Deployment
+) -> None:
+    ann = world.person("ann@example.com", Role.PRIVACY)
+    ben = world.person("ben@example.com", Role.PRIVACY)
+    place, workspace = f"/deployments/{chat.id}", f"/workspaces/{world.ids['acme']}"
+    other = world.deployment("search")
+    world.visit(other, "alice")
+    of_one = (await plan(ann, place, {"kind": "tenant", "tenant": "alice-private"}))["token"]
+    elsewhere = (await plan(ann, f"/deployments/{other.id}", {"kind": "deployment"}))["token"]
+    for token in ("plan", of_one, elsewhere):
+        wish = {"deployment_id": chat.id, "token": token}
+        is_problem(await ann.post(f"{workspace}/approvals", wish), 409)
+    token = (await plan(ann, place, {"kind": "deployment"}))["token"]
+    assert (await ben.get(f"{workspace}/approvals")).json()["items"] == []
+    wish = {"deployment_id": chat.id, "token": token}
+    assert (await ann.post(f"{workspace}/approvals", wish)).status_code == 201
+    listed = (await ben.get(f"{workspace}/approvals")).json()["items"]
+    assert [(item["tenants"], item["sessions"]) for item in listed] == [(2, 2)]
+
+
+async def test_an_approval_is_not_spent_by_an_erasure_that_did_not_begin(
+    world: World, chat: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ann = world.person("ann@example.com", Role.PRIVACY)
+    ben = world.person("ben@example.com", Role.PRIVACY)
+    place, workspace = f"/deployments/{chat.id}", f"/workspaces/{world.ids['acme']}"
+    token = (await plan(ann, place, {"kind": "deployment"}))["token"]
+    wish = {"deployment_id": chat.id, "token": token}
+    request = (await ann.post(f"{workspace}/approvals", wish)).json()
+    assert (await ben.post(f"{workspace}/approvals/{request['id']}/approve")).status_code == 200
+    asked = {"kind": "deployment", "confirm": token}
+    config = world.services.deployments.config_of(chat.id)
+    with folder_lock(config.layout.data_dir):  # a daemon that starts and does not answer yet
+        is_problem(await ann.post(f"{place}/erasures", asked), 409)
+    assert (await ann.post(f"{place}/erasures", asked)).status_code == 201
+
+    world.visit(chat, "carol")
+    token = (await plan(ann, place, {"kind": "deployment"}))["token"]
+    wish = {"deployment_id": chat.id, "token": token}
+    request = (await ann.post(f"{workspace}/approvals", wish)).json()
+    assert (await ben.post(f"{workspace}/approvals/{request['id']}/approve")).status_code == 200
+    asked = {"kind": "deployment", "confirm": token}
+    with monkeypatch.context() as patch:
+        patch.setattr(CertificateArchive, "put", no_space)
+        assert (await ann.post(f"{place}/erasures", asked)).is_error
+    # The keys are gone, so this one has been used.
+    is_problem(await ann.post(f"{place}/erasures", asked), 403)
 
 
 async def test_what_was_refused_is_not_erased(world: World, chat: Deployment) -> None:

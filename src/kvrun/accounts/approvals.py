@@ -42,10 +42,14 @@ class Approvals(Part):
         plan: str,
         *,
         deployment_id: str | None = None,
+        tenants: int | None = None,
+        sessions: int | None = None,
     ) -> Approval:
         """Ask for it. ``operation`` is a word such as ``erase_deployment``; ``plan`` its token.
 
-        Raises NotFoundError, ForbiddenError, InvalidError, ConflictError (too many wait).
+        The caller has had the token checked; ``tenants`` and ``sessions`` are what the plan would
+        reach, for whoever is to agree. Raises NotFoundError, ForbiddenError, InvalidError,
+        ConflictError (too many wait).
         """
         require(actor, Permission.ERASE_WIDE, workspace_id)
         check_word(plan, "plan", MAX_PLAN_CHARS)
@@ -74,6 +78,8 @@ class Approvals(Part):
                 person_id=actor.person,
                 asked_at=change.now,
                 expires_at=change.now + APPROVAL_LASTS_S,
+                tenants=tenants,
+                sessions=sessions,
             )
             change.session.add(row)
             change.note(AccessEventKind.APPROVAL_ASKED, actor, workspace_id, row.id, operation)
@@ -150,6 +156,16 @@ class Approvals(Part):
             change.note(AccessEventKind.APPROVAL_TAKEN, actor, workspace_id, row.id, operation)
             return _approval(row)
 
+    def give_back_approval(self, approval: Approval) -> None:
+        """Make one that was taken usable again: its erasure did not begin. For the program."""
+        with self._changing() as change:
+            query = select(ApprovalRow).where(ApprovalRow.id == approval.id).with_for_update()
+            row = change.session.scalar(query)
+            if row is not None and row.taken_at is not None:
+                row.taken_at = None
+                kind = AccessEventKind.APPROVAL_GIVEN_BACK
+                change.note(kind, None, row.workspace_id, row.id, row.operation)
+
     def _decide(
         self, actor: Actor, workspace_id: str, approval_id: str, *, agreed: bool
     ) -> Approval:
@@ -214,4 +230,6 @@ def _approval(row: ApprovalRow) -> Approval:
         decided_at=row.decided_at,
         agreed=row.agreed,
         taken_at=row.taken_at,
+        tenants=row.tenants,
+        sessions=row.sessions,
     )

@@ -30,6 +30,7 @@ class AccessEventKind(StrEnum):
     APPROVAL_GIVEN = "approval_given"
     APPROVAL_REFUSED = "approval_refused"
     APPROVAL_TAKEN = "approval_taken"
+    APPROVAL_GIVEN_BACK = "approval_given_back"
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,6 +95,7 @@ class Approval:
     """A request for a second person's word on one operation with one plan.
 
     ``agreed`` is None until somebody decided. It can be used once, before ``expires_at``.
+    ``tenants`` and ``sessions`` are what the plan would reach when it was asked for.
     """
 
     id: str
@@ -110,3 +111,5 @@ class Approval:
     decided_at: int | None
     agreed: bool | None
     taken_at: int | None
+    tenants: int | None = None
+    sessions: int | None = None

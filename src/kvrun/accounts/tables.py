@@ -165,3 +165,5 @@ class ApprovalRow(Base):
     decided_at: Mapped[int | None] = mapped_column(BigInteger)
     agreed: Mapped[bool | None] = mapped_column(Boolean)
     taken_at: Mapped[int | None] = mapped_column(BigInteger)
+    tenants: Mapped[int | None] = mapped_column(BigInteger)
+    sessions: Mapped[int | None] = mapped_column(BigInteger)

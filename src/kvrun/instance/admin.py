@@ -121,7 +121,7 @@ class AdminService:
         return self._erasures.erase(request).erased
 
     def _erase_plan(self, arguments: Mapping[str, str]) -> Plan:
-        return self._erasures.plan(_scope(arguments))
+        return self._erasures.plan(_scope(arguments), arguments.get("confirm", ""))
 
     def _erase(self, arguments: Mapping[str, str]) -> ErasureResult:
         return self._erasures.erase(erasure_request(arguments))

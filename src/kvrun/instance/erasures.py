@@ -126,8 +126,14 @@ class Erasures:
         """How many are not certified yet."""
         return len(self._unfinished)
 
-    def plan(self, scope: ErasureScope) -> Plan:
-        """What an erasure of the scope would reach now, with the token to confirm it."""
+    def plan(self, scope: ErasureScope, earlier: str = "") -> Plan:
+        """What an erasure of the scope would reach now, with the token to confirm it.
+
+        With the token of an ``earlier`` plan: only where that one confirms it. Raises
+        ConfirmationError.
+        """
+        if earlier:
+            self._plans.check(scope, earlier)
         return self._plans.plan(scope)
 
     def erase(

@@ -34,10 +34,16 @@ class ParentResult:
 
 
 def plan_erasure(config: KvrunConfig, asked: Mapping[str, str], *, offline: bool) -> Plan:
-    """What the erasure would reach; ``offline`` allows opening a stopped deployment's keys."""
-    answer = _ask(
-        config, "erase_plan", asked, lambda e: e.plan(erasure_request(asked).scope), offline
-    )
+    """What the erasure would reach; ``offline`` allows opening a stopped deployment's keys.
+
+    With ``confirm`` it raises ConfirmationError where that token does not confirm the erasure now.
+    """
+
+    def here(erasures: Erasures) -> Plan:
+        request = erasure_request(asked)
+        return erasures.plan(request.scope, request.confirm)
+
+    answer = _ask(config, "erase_plan", asked, here, offline)
     return msgspec.json.decode(answer, type=Plan)
 
 

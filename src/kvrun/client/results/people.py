@@ -94,3 +94,5 @@ class Approval(msgspec.Struct, frozen=True, kw_only=True):
     decided_at: int | None
     agreed: bool | None
     taken_at: int | None
+    tenants: int | None = None
+    sessions: int | None = None
