@@ -6,9 +6,10 @@ whole deployment ``erase_wide`` and, where there is one, a second person's appro
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from hashlib import sha256
 
 from kvrun.accounts.actor import Actor
 from kvrun.accounts.permissions import Permission, require
@@ -19,7 +20,7 @@ from kvrun.deployments.model import Deployment, DeploymentState, LauncherKind
 from kvrun.erasure.archive import CertificateArchive
 from kvrun.erasure.certificate import ErasureStatement, RequestKind
 from kvrun.erasure.errors import ErasureError
-from kvrun.erasure.job import ID_BYTES, Job, JobState, JobStore
+from kvrun.erasure.job import Job, JobState, JobStore
 from kvrun.erasure.plan import ErasureScope, Plan
 from kvrun.errors import KvrunError
 from kvrun.instance.erasures import ErasureResult
@@ -27,6 +28,7 @@ from kvrun.instance.parts import certificates_folder
 from kvrun.launch import erasing
 from kvrun.launch.erasing_users import UserAsked, UserErased, erasing_user
 
+_log = logging.getLogger(__name__)
 ERASE_DEPLOYMENT = "erase_deployment"
 """The operation that approvals name."""
 
@@ -35,6 +37,12 @@ class ErasureNotFoundError(ErasureError):
     """There is no erasure of that id in the deployment."""
 
     status = 404
+
+
+class SameNameError(ErasureError):
+    """One certificate cannot tell two deployments apart whose configurations have one name."""
+
+    status = 409
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,23 +102,11 @@ def needs_approval(services: Services, actor: Actor, deployment_id: str) -> bool
 def ask_approval(
     services: Services, actor: Actor, workspace_id: str, deployment_id: str, token: str
 ) -> Approval:
-    """Ask a second person to agree to the plan with that token; its counts go with it.
-
-    Raises ConfirmationError for what is no token of a plan to erase this deployment, or too old.
-    """
+    """Ask a second person to agree to the plan with that token."""
     found = services.find(actor, Permission.ERASE_WIDE, deployment_id)
     services.same_workspace(found, workspace_id)
-    asked = {**_asked(ErasureScope(RequestKind.DEPLOYMENT)), "confirm": token}
-    config = services.deployments.config_of(found.id)
-    counted = erasing.plan_erasure(config, asked, offline=True)
     return services.accounts.ask_approval(
-        actor,
-        workspace_id,
-        ERASE_DEPLOYMENT,
-        token,
-        deployment_id=found.id,
-        tenants=counted.tenants,
-        sessions=counted.sessions,
+        actor, workspace_id, ERASE_DEPLOYMENT, token, deployment_id=found.id
     )
 
 
@@ -135,7 +131,6 @@ def erase(
         "legal_basis": reasons.legal_basis,
         "confirm": confirm,
     }
-    approval = None
     if scope.kind is RequestKind.DEPLOYMENT:
         approval = services.accounts.take_approval(
             actor, found.workspace_id, ERASE_DEPLOYMENT, confirm, deployment_id=found.id
@@ -143,17 +138,10 @@ def erase(
         if approval is not None:
             # Two people have agreed to it; until then the token may have become too old.
             asked["confirmed"] = "yes"
-            asked["id"] = _erasure_id(approval)
-    try:
-        done = erasing.erase(config, asked, offline=True)
-    except Exception:
-        if approval is not None and not _began(config, asked["id"]):
-            services.accounts.give_back_approval(approval)
-        raise
-    if scope.kind is RequestKind.DEPLOYMENT:
-        services.deployments.tenants.forget(found.id)
-    elif scope.kind is not RequestKind.SESSION:
-        services.deployments.tenants.forget(found.id, {item.tenant_ref for item in done.erased})
+    done = erasing.erase(config, asked, offline=True)
+    if scope.kind is not RequestKind.SESSION:
+        whole = scope.kind is RequestKind.DEPLOYMENT
+        _forget(services, found.id, None if whole else {item.tenant_ref for item in done.erased})
     return done
 
 
@@ -174,7 +162,8 @@ def plan_user(
     return tuple(found)
 
 
-def erase_user(
+@contextmanager
+def erasing_person(
     services: Services,
     actor: Actor,
     workspace_id: str,
@@ -183,12 +172,14 @@ def erase_user(
     confirm: Mapping[str, str],
     reasons: Reasons,
     certify_pending: bool,
-) -> UserErased:
+) -> Iterator[UserErased]:
     """Erase one person in the deployments of the workspace, with one certificate over all.
 
+    The block hands out the openings: where it fails, asking again makes them again.
     ``confirm`` are the plans' tokens by deployment id. Deployments without one are listed as
     pending, and so is one whose configuration cannot be read where ``certify_pending``; it is
-    refused else. Raises UserErasureOpenError where one failed: ask again with the same reference.
+    refused else. Raises SameNameError, and UserErasureOpenError where one failed: ask again with
+    the same reference.
     """
     require(actor, Permission.ERASE, workspace_id)
     reachable = {item.id: item for item in _reachable(services, workspace_id)}
@@ -200,14 +191,17 @@ def erase_user(
     configs: list[KvrunConfig] = []
     tokens: list[str] = []
     unknown: dict[str, str] = {}
+    names: list[str] = []
     for item in reachable.values():
         try:
             config = services.deployments.config_of(item.id)
         except KvrunError as error:
             if item in chosen and not certify_pending:
                 raise
-            unknown[_name_in_log(item)] = error.message
+            names.append(_name_in_log(item))
+            unknown[names[-1]] = error.message
             continue
+        names.append(config.deployment.name)
         if item in chosen:
             configs.append(config)
             tokens.append(confirm[item.id])
@@ -215,12 +209,13 @@ def erase_user(
             unknown[config.deployment.name] = "it was not planned"
     if not configs:
         raise ErasureNotFoundError(f"no deployment can be read: {next(iter(unknown.values()))}")
-    workspace = configs[0].deployment.workspace
-    asked = UserAsked(workspace, user_id, reasons.reference, requester(actor), reasons.legal_basis)
+    _check_names(names)
+    who, why = requester(actor), reasons
+    asked = UserAsked(workspace_id, user_id, why.reference, who, why.legal_basis)
     with erasing_user(
         configs, asked, tokens, unknown=unknown, certify_pending=certify_pending
     ) as done:
-        return done
+        yield done
 
 
 def listed(
@@ -270,6 +265,25 @@ def _asked(scope: ErasureScope) -> dict[str, str]:
     return {name: value for name, value in named.items() if value}
 
 
+def _forget(services: Services, deployment_id: str, refs: set[str] | None) -> None:
+    """Forget what was said of tenants. Their keys are gone, so a failure keeps no opening back."""
+    try:
+        services.deployments.tenants.forget(deployment_id, refs)
+    except Exception:
+        _log.exception("what was said of erased tenants of %s is still kept", deployment_id)
+
+
+def _check_names(names: Iterable[str]) -> None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise SameNameError(
+                f"two deployments of the workspace are named {name!r} in their configurations",
+                hint="One certificate cannot tell them apart: erase the person in each by itself.",
+            )
+        seen.add(name)
+
+
 def _name_in_log(deployment: Deployment) -> str:
     """What its certificates call it where its configuration cannot be asked."""
     ours = deployment.launcher is LauncherKind.LOCAL
@@ -281,19 +295,6 @@ def _reachable(services: Services, workspace_id: str) -> list[Deployment]:
     never = (DeploymentState.CREATED, DeploymentState.DELETED)
     found = services.deployments.list(workspace_id, deleted=False)
     return [item for item in found if item.state not in never]
-
-
-def _erasure_id(approval: Approval) -> str:
-    """One approval is for one erasure, whatever becomes of whoever asked."""
-    return sha256(f"erasure of {approval.id}".encode()).hexdigest()[: 2 * ID_BYTES]
-
-
-def _began(config: KvrunConfig, erasure_id: str) -> bool:
-    """Whether the erasure is on its way; yes where nobody can tell."""
-    try:
-        return any(job.id == erasure_id for job in _jobs(config))
-    except KvrunError:
-        return True
 
 
 def _jobs(config: KvrunConfig) -> list[Job]:

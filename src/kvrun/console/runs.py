@@ -40,8 +40,8 @@ class Result:
 class Run:
     """One piece of work. ``place`` is the id of the deployment or workspace that it is about.
 
-    Times in seconds since 1970. ``error`` and ``hint`` are set where it failed; ``deletes`` says
-    that it ends the deployment.
+    Times in seconds since 1970, ``ended_at`` 0 while it goes on. ``error`` and ``hint`` are set
+    where it failed; ``deletes`` says that it ends the deployment.
     """
 
     id: str
@@ -51,6 +51,7 @@ class Run:
     reference: str
     started_at: float
     deletes: bool = False
+    ended_at: float = 0.0
     result: Result | None = None
     error: str = ""
     hint: str = ""
@@ -110,7 +111,8 @@ class Runs:
                     hint="Try again when one has ended.",
                 )
             self._runs[run.id] = run
-        threading.Thread(target=_do, args=(run, work), name="console-run", daemon=True).start()
+        doing = (run, work, self._now)
+        threading.Thread(target=_do, args=doing, name="console-run", daemon=True).start()
         return run
 
     def find(self, actor: Actor, place: str, run_id: str) -> Run:
@@ -127,16 +129,20 @@ class Runs:
     def _forget(self, now: float) -> None:
         """Old results go, and the oldest where there are too many; their openings with them."""
         for key, run in list(self._runs.items()):
-            if run.done and (now - run.started_at > KEPT_S or len(self._runs) >= MAX_RUNS):
+            if run.done and (now - run.ended_at > KEPT_S or len(self._runs) >= MAX_RUNS):
                 del self._runs[key]
 
 
-def _do(run: Run, work: Callable[[], Result]) -> None:
+def _do(run: Run, work: Callable[[], Result], now: Callable[[], float]) -> None:
+    result: Result | None = None
+    error, hint = "", ""
     try:
-        run.result = work()
-    except KvrunError as error:
-        run.hint = error.hint or ""
-        run.error = error.message
+        result = work()
+    except KvrunError as failure:
+        error, hint = failure.message, failure.hint or ""
     except Exception:
         _log.exception("%s failed", run.id)
-        run.error = "the control plane failed; its log says why"
+        error = "the control plane failed; its log says why"
+    run.ended_at, run.hint = now(), hint
+    # Last: they say that it is done.
+    run.result, run.error = result, error

@@ -20,6 +20,7 @@ from kvrun.console.live import stream
 from kvrun.console.runs import Certified, Result
 from kvrun.deployments.views import Place
 from kvrun.erasure.certificate import ChildOutcome
+from kvrun.launch.erasing_users import UserErased
 
 router = page_router()
 _WHERE = "/workspaces/{workspace_id}/where"
@@ -76,7 +77,7 @@ def post_erase(change: ChangeNow, workspace_id: WorkspaceId) -> Response:
     pending = form.flag("certify_pending")
 
     def work() -> Result:
-        done = erasures.erase_user(
+        with erasures.erasing_person(
             desk.services,
             desk.actor,
             workspace_id,
@@ -84,16 +85,8 @@ def post_erase(change: ChangeNow, workspace_id: WorkspaceId) -> Response:
             confirm=tokens,
             reasons=reasons,
             certify_pending=pending,
-        )
-        erased = sum(item.outcome is ChildOutcome.ERASED for item in done.children)
-        left = [item.deployment for item in done.children if item.outcome is ChildOutcome.PENDING]
-        return Result(
-            f"Certified over {words.plural(len(done.children), 'deployment')};"
-            f" keys were destroyed in {erased}.",
-            tuple(f"Pending: {name}. {done.problems.get(name, '')}" for name in left),
-            tuple(_certified(desk, workspace_id, done.parent.id)),
-            done.openings,
-        )
+        ) as done:
+            return _result(desk, workspace_id, done)
 
     title = f"Erase user {user} everywhere"
     run = desk.runs.start(desk.actor, workspace_id, title, work, reference=reasons.reference)
@@ -140,6 +133,18 @@ def get_opening(
         raise NotFoundError("there is no such opening")
     headers = attachment(f"{certificate_id}.opening.json")
     return Response(opening, media_type="application/json", headers=headers)
+
+
+def _result(desk: Desk, workspace_id: str, done: UserErased) -> Result:
+    erased = sum(item.outcome is ChildOutcome.ERASED for item in done.children)
+    left = [item.deployment for item in done.children if item.outcome is ChildOutcome.PENDING]
+    return Result(
+        f"Certified over {words.plural(len(done.children), 'deployment')};"
+        f" keys were destroyed in {erased}.",
+        tuple(f"Pending: {name}. {done.problems.get(name, '')}" for name in left),
+        tuple(_certified(desk, workspace_id, done.parent.id)),
+        done.openings,
+    )
 
 
 def _certified(desk: Desk, workspace_id: str, certificate_id: str) -> Iterator[Certified]:

@@ -32,7 +32,9 @@ class UserRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One request. ``id`` is the parent certificate's, ``seed`` 32 random bytes in hex, ``whose``
     tells that the same person is asked about again, ``requested_at`` in seconds since 1970.
 
-    ``children`` are the certificates so far; once ``certifying`` they are what the parent lists.
+    ``workspace`` is where it was asked; ``workspaces`` what the configurations of deployments call
+    theirs, under the name "" that of the parent's home. ``children`` are the certificates so far;
+    once ``certifying`` they are what the parent lists.
     """
 
     id: str
@@ -43,6 +45,7 @@ class UserRequest(msgspec.Struct, frozen=True, kw_only=True):
     reference: str
     legal_basis: str
     requested_at: float
+    workspaces: dict[str, str] = {}
     children: list[ChildEntry] = []
     certifying: bool = False
 
@@ -56,8 +59,9 @@ class UserRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     def opening(self, user_id: str, certificate_id: str, deployment: str = "") -> bytes:
         """The opening of the parent, or of a deployment's own certificate."""
+        workspace = self.workspaces.get(deployment, self.workspace)
         subject = ErasedSubject(
-            kind=RequestKind.USER, id=user_id, workspace=self.workspace, deployment=deployment
+            kind=RequestKind.USER, id=user_id, workspace=workspace, deployment=deployment
         )
         return make_opening(subject, self.salt(certificate_id))
 

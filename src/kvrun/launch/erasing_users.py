@@ -96,7 +96,7 @@ def erasing_user(
     home = _home(configs, asked)
     store = UserRequestStore(home.layout.user_requests)
     with store.alone():
-        request = _taken_up(store, asked, now, random_bytes)
+        request = _knowing(_taken_up(store, asked, now, random_bytes), home, configs)
         store.save(request)
         problems = dict(unknown)
         late: list[tuple[str, str]] = []
@@ -172,6 +172,15 @@ def _taken_up(
         return fresh
     # Nothing is known to be done, but an erasure may have begun: its id has to stay.
     return _replace(fresh, id=found.id, seed=found.seed, whose=found.whose)
+
+
+def _knowing(
+    request: UserRequest, home: KvrunConfig, configs: Sequence[KvrunConfig]
+) -> UserRequest:
+    """With the workspaces that the certificates will name: each daemon knows its own only."""
+    found = {config.deployment.name: config.deployment.workspace for config in configs}
+    own = {"": home.deployment.workspace}
+    return _replace(request, workspaces={**request.workspaces, **found, **own})
 
 
 def _erase_all(

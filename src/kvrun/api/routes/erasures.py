@@ -203,8 +203,6 @@ class ApprovalView(BaseModel):
     decided_at: int | None
     agreed: bool | None
     taken_at: int | None
-    tenants: int | None = Field(description="What the plan would reach when it was asked for.")
-    sessions: int | None
 
 
 @router.post(_ERASURES + "/plan", summary="Plan an erasure")
@@ -297,7 +295,7 @@ def erase_user(
 ) -> UserErasedView:
     """A certificate for each deployment and one over all. Asked again with the same reference it
     goes on where it was cut short."""
-    done = erasures.erase_user(
+    with erasures.erasing_person(
         services,
         actor,
         workspace_id,
@@ -305,30 +303,27 @@ def erase_user(
         confirm=asked.confirm,
         reasons=Reasons(asked.reference, asked.legal_basis),
         certify_pending=asked.certify_pending,
-    )
-    return UserErasedView(
-        id=done.parent.id,
-        deployments=[
-            ChildView(
-                deployment=child.deployment,
-                outcome=child.outcome.value,
-                certificate_id=child.certificate_id,
-                problem=done.problems.get(child.deployment, ""),
-            )
-            for child in done.children
-        ],
-        openings=done.openings,
-    )
+    ) as done:
+        return UserErasedView(
+            id=done.parent.id,
+            deployments=[
+                ChildView(
+                    deployment=child.deployment,
+                    outcome=child.outcome.value,
+                    certificate_id=child.certificate_id,
+                    problem=done.problems.get(child.deployment, ""),
+                )
+                for child in done.children
+            ],
+            openings=done.openings,
+        )
 
 
 @router.post(_APPROVALS, summary="Ask a second person", status_code=status.HTTP_201_CREATED)
 def ask_approval(
     services: ServicesNow, actor: ActorNow, workspace_id: WorkspaceId, asked: ApprovalAsked
 ) -> ApprovalView:
-    """To agree to the erasure of a whole deployment. It holds for 24 hours and for one use.
-
-    409 where the token is none of a plan to erase this deployment, or too old.
-    """
+    """To agree to the erasure of a whole deployment. It holds for 24 hours and for one use."""
     found = erasures.ask_approval(services, actor, workspace_id, asked.deployment_id, asked.token)
     return _approval(found)
 
