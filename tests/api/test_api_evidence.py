@@ -103,6 +103,24 @@ async def test_stored_files_of_every_log_are_listed_and_downloaded_by_name_and_l
             is_problem(await auditor.get(f"{place}{path}", params={"log": log}), 404)
 
 
+async def test_an_altered_segment_is_not_served(world: World, chat: Deployment) -> None:
+    auditor = world.person("ann@example.com", Role.AUDITOR)
+    place = f"/deployments/{chat.id}/audit"
+    plane = ControlPlane(world.services.deployments.config_of(chat.id))
+    await auditor.post(f"{place}/collect")
+    store_rest(plane)
+    (path,) = plane.config.layout.storage_root.rglob(segment_name(0))
+    before = path.read_bytes()
+    assert (await auditor.get(f"{place}/segments/{path.name}")).content == before
+    path.chmod(0o600)
+    path.write_bytes(before.replace(b'"ok"', b'"no"', 1))
+    answer = await auditor.get(f"{place}/segments/{path.name}")
+    assert "not what was collected" in is_problem(answer, 409)["detail"]
+    (item,) = plane.memory.all()
+    plane.memory.save(msgspec.structs.replace(item, stored=item.seen, tail_bytes=0))
+    is_problem(await auditor.get(f"{place}/records"), 409)
+
+
 async def test_who_may_not_read_the_log_does_not(world: World, chat: Deployment) -> None:
     program = world.key(world.owner_actor, [Scope.ERASE])
     for path in ("", "/records", "/segments/x"):

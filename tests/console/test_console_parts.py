@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
 from kvrun.console import charts, words
+from kvrun.console.audit import tone_of
 from kvrun.console.desk import local_address
 from kvrun.console.forms import Form
 from kvrun.console.live import event
 from kvrun.console.progress import progress
+from kvrun.deployments.audit_view import Banner
 from kvrun.erasure.job import JobState
 
 
@@ -136,3 +139,18 @@ def test_the_steps_of_an_erasure_follow_its_states(state: JobState) -> None:
 def test_a_failed_erasure_says_at_which_step() -> None:
     steps = progress("drained", failed=True)
     assert [step.name for step in steps if step.state == "failed"] == ["destroyed"]
+
+
+def test_a_verdict_is_green_only_without_doubts_and_says_what_they_are() -> None:
+    good = Banner("w/d/host", 10, 1_700_000_000, 0, "k", {"theirs": 10})
+    assert tone_of(good) == "good"
+    assert tone_of(replace(good, newer_records=3)) == "good"
+    for doubt, said in (
+        (replace(good, waiting=2), "alerts of it that wait: 2"),
+        (replace(good, newer_records=None), "cannot be asked whether there are newer records"),
+        (replace(good, behind=("theirs",)), "theirs has not confirmed all of it"),
+    ):
+        assert tone_of(doubt) == "open"
+        assert said in doubt.text
+    assert tone_of(replace(good, witnesses={})) == "open"
+    assert tone_of(replace(good, alert="a-1")) == "bad"

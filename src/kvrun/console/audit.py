@@ -15,7 +15,8 @@ from kvrun.console import words
 from kvrun.console.desk import ChangeNow, DeskNow, page_router, place_of
 from kvrun.console.frame import section_page
 from kvrun.control.rounds import RoundReport
-from kvrun.deployments.audit_view import Banner, RecordFilter
+from kvrun.deployments.audit_view import Banner, RecordFilter, RecordPage
+from kvrun.deployments.stored_segment import StoredAlteredError
 
 router = page_router()
 _AUDIT = "/workspaces/{workspace_id}/deployments/{deployment_id}/audit"
@@ -67,7 +68,13 @@ def _page(
     found = desk.deployment(Permission.AUDIT_READ, workspace_id, deployment_id)
     view = desk.services.audit.audit(found.id)
     desk.services.read_log(desk.actor, found.id, "records")
-    page = desk.services.audit.records(found.id, wanted, cursor, limit=_RECORDS)
+    said = _collected(report) if report is not None else []
+    altered = False
+    try:
+        page = desk.services.audit.records(found.id, wanted, cursor, limit=_RECORDS)
+    except StoredAlteredError as error:
+        page, altered = RecordPage((), ""), True
+        said.append(("bad", "What is stored of the log was altered", error.diagnostics()))
     asked = {
         "event": wanted.event,
         "outcome": wanted.outcome,
@@ -91,18 +98,19 @@ def _page(
         older=older,
         events=_options(Event),
         outcomes=_options(Outcome),
-        tone_of=tone_of,
-        collected=_collected(report) if report is not None else [],
+        tone_of=tone_of if not altered else lambda banner: "bad",
+        collected=said,
         may_collect=not found.read_only and view.collectable,
         errors={},
     )
 
 
 def tone_of(banner: Banner) -> str:
-    """The colour of a verdict: red for a log that is not what is remembered of it."""
+    """The colour of a verdict: red for a log that is not what is remembered of it, green only where
+    nothing is in doubt; the verdict's text says what is."""
     if banner.alert:
         return "bad"
-    if banner.at is None or not banner.witnesses or banner.retired:
+    if banner.at is None or not banner.witnesses or banner.retired or banner.doubts:
         return "open"
     return "good"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 
 import msgspec
 
@@ -21,6 +22,7 @@ from kvrun.control.rounds import RoundReport, run_round
 from kvrun.deployments.errors import DeploymentNotFoundError
 from kvrun.deployments.record_pages import Part, RecordFilter, RecordPage, page_of
 from kvrun.deployments.service import Deployments
+from kvrun.deployments.stored_segment import CheckedSegments
 from kvrun.errors import KvrunError
 from kvrun.launch.admin import ask_daemon
 from kvrun.launch.counters import read_sample
@@ -40,7 +42,9 @@ class Banner:
     """The verdict on one log. ``newer_records`` is None where the instance cannot be asked.
 
     ``witnesses`` says up to which record each confirmed the log; none means that nobody else
-    remembers it. ``alert`` is the id of the alert that stops its collection.
+    remembers it; ``behind`` are those, of the ones that are set, which have not confirmed all of
+    it. ``alert`` is the id of the alert that stops its collection, ``waiting`` counts all that
+    nobody has acknowledged.
     """
 
     log: str
@@ -51,6 +55,19 @@ class Banner:
     witnesses: Mapping[str, int]
     alert: str = ""
     retired: str = ""
+    waiting: int = 0
+    behind: tuple[str, ...] = ()
+
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """Why the log may not be all right, as far as it was verified."""
+        found = []
+        if self.waiting and not self.alert:
+            found.append(f"alerts of it that wait: {self.waiting}")
+        if self.newer_records is None and not self.retired:
+            found.append("the instance cannot be asked whether there are newer records")
+        found += [f"{name} has not confirmed all of it" for name in self.behind]
+        return tuple(found)
 
     @property
     def text(self) -> str:
@@ -60,10 +77,9 @@ class Banner:
             said += f"; collection is stopped by alert {self.alert}"
         elif self.retired:
             said += f"; retired: {self.retired}"
-        elif self.newer_records is None:
-            said += "; the instance cannot be asked whether there are newer records"
         elif self.newer_records:
             said += f"; {self.newer_records} newer records not collected yet"
+        said = "; ".join((said, *self.doubts))
         seen = ", ".join(f"{name} up to {size}" for name, size in sorted(self.witnesses.items()))
         return f"{said}; witness: {seen or 'none'}"
 
@@ -90,10 +106,12 @@ class AuditView:
 
 
 class AuditViews:
-    """Reads collected logs. What is shown was verified when it was collected."""
+    """Reads collected logs. Verified when they were collected; what Storage holds is checked anew
+    before it is shown."""
 
     def __init__(self, deployments: Deployments) -> None:
         self._deployments = deployments
+        self._segments = CheckedSegments()
 
     def audit(self, deployment_id: str) -> AuditView:
         """Verdicts, and the files that were collected. Raises StorageError."""
@@ -121,7 +139,8 @@ class AuditViews:
     ) -> RecordPage:
         """Collected records of a log (the one collected last, unless named), newest first.
 
-        Raises DeploymentNotFoundError for a log or cursor that is none, StorageError.
+        Raises DeploymentNotFoundError for a log or cursor that is none, StoredAlteredError,
+        StorageError.
         """
         plane = self._plane(deployment_id)
         item = _log(plane, log)
@@ -132,7 +151,7 @@ class AuditViews:
             if not (cursor.isascii() and cursor.isdigit()) or int(cursor[:20]) > MAX_COUNT:
                 raise DeploymentNotFoundError(f"{cursor[:40]!r} is no place in a log")
             before = min(before, int(cursor))
-        parts = _parts(plane, item)
+        parts = self._parts(plane, item)
         if not parts:
             return RecordPage((), "")
         return page_of(parts, before, wanted or RecordFilter(), max(1, min(limit, MAX_RECORDS)))
@@ -145,14 +164,45 @@ class AuditViews:
     def segment(self, deployment_id: str, name: str, *, log: str = "") -> bytes:
         """One file of a collected log, as ``audit`` lists them.
 
-        Raises DeploymentNotFoundError, ObjectMissingError or StorageError.
+        Raises DeploymentNotFoundError, StoredAlteredError, ObjectMissingError or StorageError.
         """
         plane = self._plane(deployment_id)
         item = _log(plane, log)
         if item is None or not _NAME.fullmatch(name):
             raise DeploymentNotFoundError(f"the log has no file {name[:80]!r}")
         storage = plane.storage()
+        segment = _SEGMENT.fullmatch(name)
+        if segment is not None:
+            return self._segments.read(storage, plane.config.layout, item, int(segment[1]))
         return storage.get(f"{CollectedLog.of(storage, item).folder}/{name}")
+
+    def _parts(self, plane: ControlPlane, item: RememberedLog) -> list[Part]:
+        """The segments in Storage and the tail that is not there yet, in rising order."""
+        storage = plane.storage()
+        parts = [
+            self._stored_part(storage, plane, item, row.first, row.size_bytes)
+            for row in _files(storage, item)
+            if row.first is not None and row.first < item.stored.size
+        ]
+        if item.tail_bytes and item.seen.size > item.stored.size:
+            tail = plane.memory.tail(item.log)
+
+            def read(offset: int, size_bytes: int) -> bytes:
+                with tail.open("rb") as file:
+                    file.seek(offset)
+                    return file.read(min(size_bytes, item.tail_bytes - offset))
+
+            parts.append(Part(item.stored.size, item.tail_bytes, read))
+        return parts
+
+    def _stored_part(
+        self, storage: Storage, plane: ControlPlane, item: RememberedLog, first: int, size: int
+    ) -> Part:
+        @cache
+        def whole() -> bytes:
+            return self._segments.read(storage, plane.config.layout, item, first)
+
+        return Part(first, size, lambda offset, count: whole()[offset : offset + count])
 
     def _plane(self, deployment_id: str) -> ControlPlane:
         return ControlPlane(self._deployments.config_of(deployment_id))
@@ -167,6 +217,14 @@ def _log(plane: ControlPlane, log: str) -> RememberedLog | None:
 
 def _banner(item: RememberedLog, plane: ControlPlane, written: int | None) -> Banner:
     current = item.source == str(plane.config.layout.audit)
+    waiting = [
+        alert
+        for alert in plane.alerts.all()
+        if alert.log == item.log and alert.acknowledged_at is None
+    ]
+    behind = [name for name, size in sorted(item.witnesses.items()) if size < item.seen.size]
+    if item.witnesses and len(item.witnesses) < len(plane.config.witness.names):
+        behind.append("another witness that is set")
     newer = None
     if written is not None and current:
         newer = max(0, written - item.seen.size)
@@ -179,6 +237,8 @@ def _banner(item: RememberedLog, plane: ControlPlane, written: int | None) -> Ba
         witnesses=dict(item.witnesses),
         alert=item.alert,
         retired=item.retired,
+        waiting=len(waiting),
+        behind=tuple(behind),
     )
 
 
@@ -209,30 +269,6 @@ def _files(storage: Storage, item: RememberedLog) -> list[SegmentRow]:
         first = int(match[1]) if match else None
         rows.append(SegmentRow(item.log, name, first, found.size_bytes))
     return sorted(rows, key=lambda row: row.name)
-
-
-def _parts(plane: ControlPlane, item: RememberedLog) -> list[Part]:
-    """The segments in Storage and the tail that is not there yet, in rising order."""
-    storage = plane.storage()
-    folder = CollectedLog.of(storage, item).folder
-    parts = []
-    for row in _files(storage, item):
-        if row.first is not None and row.first < item.stored.size:
-            parts.append(_stored_part(storage, f"{folder}/{row.name}", row.first, row.size_bytes))
-    if item.tail_bytes and item.seen.size > item.stored.size:
-        tail = plane.memory.tail(item.log)
-
-        def read(offset: int, size_bytes: int) -> bytes:
-            with tail.open("rb") as file:
-                file.seek(offset)
-                return file.read(min(size_bytes, item.tail_bytes - offset))
-
-        parts.append(Part(item.stored.size, item.tail_bytes, read))
-    return parts
-
-
-def _stored_part(storage: Storage, name: str, first: int, size_bytes: int) -> Part:
-    return Part(first, size_bytes, lambda offset, size: storage.get_range(name, offset, size))
 
 
 _PRODUCES = (
