@@ -100,6 +100,7 @@ async def test_everything_is_erased_once_a_second_person_agreed(
     assert "Take back" in own.said
     assert "Agree" not in own.said.replace("agree", "")
     waiting = await ben.get(f"{base(world)}/approvals")
+    assert "Erase everything in chat: 2 users, 2 sessions when asked" in waiting.said
     action = next(form["action"] for form in waiting.forms if form["action"].endswith("/approve"))
     assert (await ann.post(action)).status_code == 403
     assert (await ben.post(action)).status_code == 303

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from hashlib import sha256
 
 from kvrun.accounts.actor import Actor
 from kvrun.accounts.permissions import Permission, require
@@ -20,7 +21,7 @@ from kvrun.deployments.model import Deployment, DeploymentState, LauncherKind
 from kvrun.erasure.archive import CertificateArchive
 from kvrun.erasure.certificate import ErasureStatement, RequestKind
 from kvrun.erasure.errors import ErasureError
-from kvrun.erasure.job import Job, JobState, JobStore
+from kvrun.erasure.job import ID_BYTES, Job, JobState, JobStore
 from kvrun.erasure.plan import ErasureScope, Plan
 from kvrun.errors import KvrunError
 from kvrun.instance.erasures import ErasureResult
@@ -102,11 +103,23 @@ def needs_approval(services: Services, actor: Actor, deployment_id: str) -> bool
 def ask_approval(
     services: Services, actor: Actor, workspace_id: str, deployment_id: str, token: str
 ) -> Approval:
-    """Ask a second person to agree to the plan with that token."""
+    """Ask a second person to agree to the plan with that token; its counts go with it.
+
+    Raises ConfirmationError for what is no token of a plan to erase this deployment, or too old.
+    """
     found = services.find(actor, Permission.ERASE_WIDE, deployment_id)
     services.same_workspace(found, workspace_id)
+    asked = {**_asked(ErasureScope(RequestKind.DEPLOYMENT)), "confirm": token}
+    config = services.deployments.config_of(found.id)
+    counted = erasing.plan_erasure(config, asked, offline=True)
     return services.accounts.ask_approval(
-        actor, workspace_id, ERASE_DEPLOYMENT, token, deployment_id=found.id
+        actor,
+        workspace_id,
+        ERASE_DEPLOYMENT,
+        token,
+        deployment_id=found.id,
+        tenants=counted.tenants,
+        sessions=counted.sessions,
     )
 
 
@@ -131,6 +144,7 @@ def erase(
         "legal_basis": reasons.legal_basis,
         "confirm": confirm,
     }
+    approval = None
     if scope.kind is RequestKind.DEPLOYMENT:
         approval = services.accounts.take_approval(
             actor, found.workspace_id, ERASE_DEPLOYMENT, confirm, deployment_id=found.id
@@ -138,7 +152,13 @@ def erase(
         if approval is not None:
             # Two people have agreed to it; until then the token may have become too old.
             asked["confirmed"] = "yes"
-    done = erasing.erase(config, asked, offline=True)
+            asked["id"] = _erasure_id(approval)
+    try:
+        done = erasing.erase(config, asked, offline=True)
+    except Exception:
+        if approval is not None and not _began(config, asked["id"]):
+            services.accounts.give_back_approval(approval)
+        raise
     if scope.kind is not RequestKind.SESSION:
         whole = scope.kind is RequestKind.DEPLOYMENT
         _forget(services, found.id, None if whole else {item.tenant_ref for item in done.erased})
@@ -295,6 +315,19 @@ def _reachable(services: Services, workspace_id: str) -> list[Deployment]:
     never = (DeploymentState.CREATED, DeploymentState.DELETED)
     found = services.deployments.list(workspace_id, deleted=False)
     return [item for item in found if item.state not in never]
+
+
+def _erasure_id(approval: Approval) -> str:
+    """One approval is for one erasure, whatever becomes of whoever asked."""
+    return sha256(f"erasure of {approval.id}".encode()).hexdigest()[: 2 * ID_BYTES]
+
+
+def _began(config: KvrunConfig, erasure_id: str) -> bool:
+    """Whether the erasure is on its way; yes where nobody can tell."""
+    try:
+        return any(job.id == erasure_id for job in _jobs(config))
+    except KvrunError:
+        return True
 
 
 def _jobs(config: KvrunConfig) -> list[Job]:

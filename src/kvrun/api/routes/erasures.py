@@ -203,6 +203,8 @@ class ApprovalView(BaseModel):
     decided_at: int | None
     agreed: bool | None
     taken_at: int | None
+    tenants: int | None = Field(description="What the plan would reach when it was asked for.")
+    sessions: int | None
 
 
 @router.post(_ERASURES + "/plan", summary="Plan an erasure")
@@ -323,7 +325,10 @@ def erase_user(
 def ask_approval(
     services: ServicesNow, actor: ActorNow, workspace_id: WorkspaceId, asked: ApprovalAsked
 ) -> ApprovalView:
-    """To agree to the erasure of a whole deployment. It holds for 24 hours and for one use."""
+    """To agree to the erasure of a whole deployment. It holds for 24 hours and for one use.
+
+    409 where the token is none of a plan to erase this deployment, or too old.
+    """
     found = erasures.ask_approval(services, actor, workspace_id, asked.deployment_id, asked.token)
     return _approval(found)
 
