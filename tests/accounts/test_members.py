@@ -131,20 +131,6 @@ def test_a_deleted_workspace_can_be_read_and_its_name_is_not_given_again(site: S
     assert secret
 
 
-def test_an_account_goes_after_its_workspaces(site: Site) -> None:
-    local = site.local_owner()
-    account = site.accounts.create_account(local, "payer")
-    made = site.accounts.create_workspace(local, "theirs", account_id=account.id)
-    local = site.again(local)
-    with pytest.raises(ConflictError, match="has workspaces"):
-        site.accounts.delete_account(local, account.id)
-    site.accounts.close_workspace(local, made.id)
-    site.accounts.delete_workspace(local, made.id)
-    assert site.accounts.delete_account(local, account.id).deleted_at is not None
-    with pytest.raises(NotFoundError):
-        site.accounts.create_workspace(local, "more", account_id=account.id)
-
-
 def _calls() -> dict[str, Callable[[Accounts, Actor, str, str], object]]:
     """Everything that takes a workspace's id, with an id of a thing in it."""
     return {

@@ -10,6 +10,7 @@ from accounts_rig import ABSOLUTE_S, IDLE_S, Site
 from kvrun.accounts import AccessEventKind, ActorKind, Role, write_owner_link
 from kvrun.accounts.errors import AccountsError, ForbiddenError, UnauthenticatedError
 from kvrun.accounts.part import MAX_FAILURES_A_MINUTE
+from kvrun.api.dependencies import BrowserSession, check_csrf
 
 
 def test_a_sign_in_ends_when_nobody_uses_it(site: Site) -> None:
@@ -78,11 +79,12 @@ def test_signing_out_ends_it_everywhere_or_here(site: Site) -> None:
 def test_a_csrf_token_is_good_for_its_own_sign_in_only(local_site: Site) -> None:
     local_site.member("olga", Role.OWNER)
     one, two = local_site.sign_in("olga"), local_site.sign_in("olga")
-    local_site.accounts.require_csrf(one.token, one.csrf_token)
     assert local_site.accounts.csrf_token(one.token) == one.csrf_token
-    for wrong in (None, "", two.csrf_token, one.token, one.csrf_token[:-1], "\ud800"):
+    session = BrowserSession(one.token, local_site.accounts.actor_of(one.token), one.csrf_token)
+    check_csrf(session, one.csrf_token)
+    for wrong in ("", two.csrf_token, one.token, one.csrf_token[:-1], "\ud800"):
         with pytest.raises(ForbiddenError, match="CSRF"):
-            local_site.accounts.require_csrf(one.token, wrong)
+            check_csrf(session, wrong)
 
 
 @pytest.mark.parametrize("text", ["", "A" * 43, "\ud800", "x" * 10_000, "' OR 1=1 --", "\0"])

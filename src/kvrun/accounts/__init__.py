@@ -9,7 +9,6 @@ from kvrun.accounts.owner_link import write_owner_link
 from kvrun.accounts.part import SignInLimits
 from kvrun.accounts.permissions import Permission, may, require
 from kvrun.accounts.records import (
-    Account,
     Approval,
     KeyRecord,
     Member,
@@ -21,7 +20,6 @@ from kvrun.accounts.records import (
 __all__ = [
     "AccessEvent",
     "AccessEventKind",
-    "Account",
     "Accounts",
     "Actor",
     "ActorKind",

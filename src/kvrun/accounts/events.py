@@ -18,7 +18,6 @@ class AccessEventKind(StrEnum):
     WORKSPACE_CLOSED = "workspace_closed"
     WORKSPACE_DELETED = "workspace_deleted"
     ACCOUNT_CREATED = "account_created"
-    ACCOUNT_DELETED = "account_deleted"
     MEMBER_ADDED = "member_added"
     MEMBER_REMOVED = "member_removed"
     ROLE_CHANGED = "role_changed"

@@ -126,7 +126,7 @@ def require(
     """
     if may(actor, permission, workspace_id, deployment_id):
         return
-    if not _sees(actor, workspace_id, deployment_id):
+    if not sees(actor, workspace_id, deployment_id):
         raise NotFoundError("there is no such workspace or deployment")
     raise ForbiddenError(
         f"this needs the permission {permission}", hint=f"It is given to {_who_may(permission)}."
@@ -140,7 +140,8 @@ def allowed_scopes(role: Role) -> frozenset[Scope]:
     )
 
 
-def _sees(actor: Actor, workspace_id: str, deployment_id: str | None) -> bool:
+def sees(actor: Actor, workspace_id: str, deployment_id: str | None = None) -> bool:
+    """Whether the actor has any business there: a key for the gateway alone has none."""
     if workspace_id not in actor.roles:
         return False
     if actor.scopes is not None and not any(SCOPE_PERMISSIONS[scope] for scope in actor.scopes):

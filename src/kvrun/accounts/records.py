@@ -6,16 +6,6 @@ from kvrun.accounts.actor import Role, Scope
 
 
 @dataclass(frozen=True, slots=True)
-class Account:
-    """Who pays: the owner of workspaces."""
-
-    id: str
-    name: str
-    created_at: int
-    deleted_at: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Workspace:
     """The boundary that owns deployments, Storage, members and keys.
 

@@ -1,11 +1,9 @@
 """Signed-in browsers: opened, recognised, ended."""
 
-import hmac
-
 from sqlalchemy import delete
 
 from kvrun.accounts.actor import Actor, ActorKind
-from kvrun.accounts.errors import ForbiddenError, UnauthenticatedError
+from kvrun.accounts.errors import UnauthenticatedError
 from kvrun.accounts.events import AccessEventKind
 from kvrun.accounts.part import Change, Part
 from kvrun.accounts.records import SignIn
@@ -79,15 +77,6 @@ class SignIns(Part):
     def csrf_token(self, token: str) -> str:
         """What a page has to send back in ``X-CSRF-Token`` with everything that changes."""
         return csrf_of(token)
-
-    def require_csrf(self, token: str, given: str | None) -> None:
-        """Refuse a change that another site may have asked the browser for. ForbiddenError."""
-        if given is None or not hmac.compare_digest(
-            csrf_of(token).encode(), given.encode("utf-8", "surrogatepass")
-        ):
-            raise ForbiddenError(
-                "the CSRF token is missing or wrong", hint="Load the page again and repeat."
-            )
 
     def _open(self, change: Change, user_id: str, method: str, previous: str | None) -> SignIn:
         user = change.session.get(UserRow, user_id)

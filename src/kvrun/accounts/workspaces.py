@@ -1,15 +1,15 @@
-"""Accounts and workspaces: made, listed, closed and deleted."""
+"""Workspaces: made, listed, closed and deleted."""
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from kvrun.accounts.actor import Actor, ActorKind, Role
-from kvrun.accounts.checks import check_name, check_workspace_name, is_id
+from kvrun.accounts.checks import check_name, check_workspace_name
 from kvrun.accounts.errors import ConflictError, ForbiddenError, NotFoundError
 from kvrun.accounts.events import AccessEventKind
 from kvrun.accounts.part import Change, Part
-from kvrun.accounts.permissions import Permission, require
-from kvrun.accounts.records import Account, Workspace
+from kvrun.accounts.permissions import Permission, require, sees
+from kvrun.accounts.records import Workspace
 from kvrun.accounts.tables import (
     AccountRow,
     ApiKeyRow,
@@ -23,7 +23,7 @@ DEFAULT_ACCOUNT = "default"
 
 
 class Workspaces(Part):
-    """The part of Accounts about accounts and workspaces."""
+    """The part of Accounts about workspaces."""
 
     def ensure_workspace(self, name: str) -> Workspace:
         """The workspace of that name, made where it is missing. For the program, not for callers.
@@ -40,19 +40,17 @@ class Workspaces(Part):
                 raise _taken(name)
             return _workspace(row)
 
-    def create_workspace(
-        self, actor: Actor, name: str, *, account_id: str | None = None
-    ) -> Workspace:
+    def create_workspace(self, actor: Actor, name: str) -> Workspace:
         """A new workspace, whose owner is the actor.
 
-        The local owner may, and people who own another workspace of the account. Raises
-        ForbiddenError, ConflictError (the name is or was taken), InvalidError, NotFoundError.
+        The local owner may, and people who own another workspace. Raises ForbiddenError,
+        ConflictError (the name is or was taken), InvalidError.
         """
         check_workspace_name(name)
         if actor.kind not in (ActorKind.USER, ActorKind.LOCAL_OWNER):
             raise ForbiddenError("only people make workspaces, not API keys")
         with self._changing() as change:
-            account = self._account_for(change, actor, account_id)
+            account = self._account_for(change, actor)
             taken = select(WorkspaceRow.id).where(WorkspaceRow.name == name)
             if change.session.scalar(taken) is not None:
                 raise _taken(name)
@@ -71,10 +69,10 @@ class Workspaces(Part):
             return _workspace(row)
 
     def list_workspaces(self, actor: Actor) -> list[Workspace]:
-        """The workspaces in which the actor has a role, deleted ones included, by name."""
+        """The workspaces in which the actor may do anything, deleted ones included, by name."""
         with self._database.reading() as session:
             rows = session.scalars(select(WorkspaceRow).order_by(WorkspaceRow.name)).all()
-            return [_workspace(row) for row in rows if row.id in actor.roles]
+            return [_workspace(row) for row in rows if sees(actor, row.id)]
 
     def get_workspace(self, actor: Actor, workspace_id: str) -> Workspace:
         """One workspace. Raises NotFoundError, or ForbiddenError without the permission view."""
@@ -125,69 +123,22 @@ class Workspaces(Part):
             change.note(AccessEventKind.WORKSPACE_DELETED, actor, row.id, row.id)
             return _workspace(row)
 
-    def create_account(self, actor: Actor, name: str) -> Account:
-        """A new account; only the local owner can. Raises ForbiddenError, ConflictError."""
-        _require_local_owner(actor)
-        check_name(name, "the account")
-        with self._changing() as change:
-            if change.session.scalar(select(AccountRow.id).where(AccountRow.name == name)):
-                raise ConflictError("there is, or was, an account of that name")
-            row = self._account(change, name, actor)
-            return _account(row)
-
-    def list_accounts(self, actor: Actor) -> list[Account]:
-        """The accounts of the actor's workspaces; all of them for the local owner."""
-        with self._database.reading() as session:
-            query = select(AccountRow).order_by(AccountRow.name)
-            if actor.kind is not ActorKind.LOCAL_OWNER:
-                mine = select(WorkspaceRow.account_id).where(WorkspaceRow.id.in_(actor.roles))
-                query = query.where(AccountRow.id.in_(mine))
-            return [_account(row) for row in session.scalars(query)]
-
-    def delete_account(self, actor: Actor, account_id: str) -> Account:
-        """End an account whose workspaces are all deleted; only the local owner can.
-
-        Raises ForbiddenError, NotFoundError, ConflictError.
-        """
-        _require_local_owner(actor)
-        with self._changing() as change:
-            query = select(AccountRow).where(AccountRow.id == account_id).with_for_update()
-            row = change.session.scalar(query) if is_id(account_id) else None
-            if row is None:
-                raise NotFoundError("there is no such account")
-            left = select(WorkspaceRow.id).where(
-                WorkspaceRow.account_id == account_id, WorkspaceRow.deleted_at.is_(None)
-            )
-            if change.session.scalar(left.limit(1)) is not None:
-                raise ConflictError("the account has workspaces", hint="Delete them first.")
-            if row.deleted_at is None:
-                row.deleted_at = change.now
-                change.note(AccessEventKind.ACCOUNT_DELETED, actor, None, row.id)
-            return _account(row)
-
-    def _account_for(self, change: Change, actor: Actor, account_id: str | None) -> AccountRow:
+    def _account_for(self, change: Change, actor: Actor) -> AccountRow:
         """The account in which the actor may make a workspace."""
-        if actor.kind is ActorKind.LOCAL_OWNER and account_id is None:
+        if actor.kind is ActorKind.LOCAL_OWNER:
             return self._account(change, DEFAULT_ACCOUNT)
-        query = select(AccountRow).where(AccountRow.deleted_at.is_(None)).order_by(AccountRow.name)
-        if account_id is not None:
-            query = query.where(AccountRow.id == account_id)
-        if actor.kind is not ActorKind.LOCAL_OWNER:
-            owned = [place for place, role in actor.roles.items() if role is Role.OWNER]
-            mine = select(WorkspaceRow.account_id).where(WorkspaceRow.id.in_(owned))
-            query = query.where(AccountRow.id.in_(mine))
-        known = account_id is None or is_id(account_id)
-        row = change.session.scalar(query.limit(1).with_for_update()) if known else None
-        if row is not None:
-            return row
-        if account_id is not None:
-            raise NotFoundError("there is no such account")
-        raise ForbiddenError(
-            "only people who own a workspace make further ones",
-            hint="Ask an owner, or sign in with the owner link.",
-        )
+        owned = [place for place, role in actor.roles.items() if role is Role.OWNER]
+        mine = select(WorkspaceRow.account_id).where(WorkspaceRow.id.in_(owned))
+        query = select(AccountRow).where(AccountRow.id.in_(mine)).order_by(AccountRow.name)
+        row = change.session.scalar(query.limit(1).with_for_update())
+        if row is None:
+            raise ForbiddenError(
+                "only people who own a workspace make further ones",
+                hint="Ask an owner, or sign in with the owner link.",
+            )
+        return row
 
-    def _account(self, change: Change, name: str, actor: Actor | None = None) -> AccountRow:
+    def _account(self, change: Change, name: str) -> AccountRow:
         """The account of that name, made where it is missing."""
         row = change.session.scalar(select(AccountRow).where(AccountRow.name == name))
         if row is None:
@@ -196,14 +147,12 @@ class Workspaces(Part):
             )
             change.session.add(row)
             change.session.flush()
-            change.note(AccessEventKind.ACCOUNT_CREATED, actor, None, row.id)
+            change.note(AccessEventKind.ACCOUNT_CREATED, None, None, row.id)
         return row
 
     def _make_workspace(
         self, change: Change, actor: Actor | None, account: AccountRow, name: str
     ) -> WorkspaceRow:
-        if account.deleted_at is not None:
-            raise ConflictError("the account is deleted")
         row = WorkspaceRow(
             id=make_id("ws", self._random_bytes),
             account_id=account.id,
@@ -224,11 +173,6 @@ def _row(session: Session, workspace_id: str, *, lock: bool = False) -> Workspac
     return row
 
 
-def _require_local_owner(actor: Actor) -> None:
-    if actor.kind is not ActorKind.LOCAL_OWNER:
-        raise ForbiddenError("only the local owner can do this", hint="Use the owner link.")
-
-
 def _taken(name: str) -> ConflictError:
     return ConflictError(
         f"there is, or was, a workspace named {name}",
@@ -240,7 +184,3 @@ def _workspace(row: WorkspaceRow) -> Workspace:
     return Workspace(
         row.id, row.account_id, row.name, row.created_at, row.closing_at, row.deleted_at
     )
-
-
-def _account(row: AccountRow) -> Account:
-    return Account(row.id, row.name, row.created_at, row.deleted_at)

@@ -62,7 +62,7 @@ def read_session(
 def check_csrf(session: BrowserSession, given: str) -> None:
     """Refuse a change that did not come from one of our own pages. Raises ForbiddenError."""
     expected = session.csrf_token.encode()
-    if not hmac.compare_digest(given.encode("utf-8", "surrogateescape"), expected):
+    if not hmac.compare_digest(given.encode("utf-8", "surrogatepass"), expected):
         raise ForbiddenError(
             "the CSRF token is missing or is not this sign-in's",
             hint=f"Send csrf_token of GET /api/v1/me as {CSRF_HEADER}; reload the page.",
