@@ -15,6 +15,7 @@ from kvrun.client.errors import (
     ServerError,
     TooManyRequestsError,
     UnreachableError,
+    WaitedInVainError,
     WaitedTooLongError,
 )
 from kvrun.client.retry import RetryPolicy
@@ -37,5 +38,6 @@ __all__ = [
     "ServerError",
     "TooManyRequestsError",
     "UnreachableError",
+    "WaitedInVainError",
     "WaitedTooLongError",
 ]

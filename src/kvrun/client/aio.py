@@ -86,7 +86,10 @@ class AsyncDeployments(AsyncGroup):
     async def wait(
         self, deployment_id: str, state: str = "running", *, timeout_s: float = 600.0
     ) -> Deployment:
-        """Wait until the deployment is in the state. Raises WaitedTooLongError."""
+        """Wait until the deployment is in the state.
+
+        Raises WaitedTooLongError, and WaitedInVainError where it failed or is deleted.
+        """
         call = d.get_deployment(deployment_id)
         return await self._link.poll(call, in_state(state), timeout_s, reached(state))
 
@@ -162,7 +165,7 @@ class AsyncClient(AsyncGroup):
     an authority of your own.
 
     Raises ClientError, from every method: UnreachableError, BadAnswerError, NotAvailableError,
-    WaitedTooLongError and ApiError with its kinds.
+    WaitedTooLongError, WaitedInVainError and ApiError with its kinds.
     """
 
     me = async_answer(p.me)

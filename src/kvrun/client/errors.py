@@ -49,6 +49,12 @@ class WaitedTooLongError(ClientError):
     status = 504
 
 
+class WaitedInVainError(ClientError):
+    """What was waited for does not happen any more: the deployment failed or is deleted."""
+
+    status = 409
+
+
 class ApiError(ClientError):
     """The control plane answered with a problem (RFC 9457).
 

@@ -82,14 +82,22 @@ class Link:
             call = listing.after(page.next_cursor)
 
     def poll(self, call: Call[T], until: Callable[[T], bool], timeout_s: float, what: str) -> T:
-        """Ask once a second until the answer is the wanted one. Raises WaitedTooLongError."""
-        for waited in _polls(timeout_s):
+        """Ask once a second until the answer is the wanted one. Raises WaitedTooLongError.
+
+        What the requests take counts; the one that the time ends in is waited for.
+        """
+        waited = 0.0
+        while True:
+            began = time.monotonic()
             answer = self.send(call)
             if until(answer):
                 return answer
-            if waited < timeout_s:
-                self._sleep(POLL_S)
-        raise _too_long(what, timeout_s)
+            waited += time.monotonic() - began
+            if waited >= timeout_s:
+                raise _too_long(what, timeout_s)
+            pause = min(POLL_S, timeout_s - waited)
+            self._sleep(pause)
+            waited += pause
 
     def close(self) -> None:
         """Let go of the connections."""
@@ -162,14 +170,22 @@ class AsyncLink:
     async def poll(
         self, call: Call[T], until: Callable[[T], bool], timeout_s: float, what: str
     ) -> T:
-        """Ask once a second until the answer is the wanted one. Raises WaitedTooLongError."""
-        for waited in _polls(timeout_s):
+        """Ask once a second until the answer is the wanted one. Raises WaitedTooLongError.
+
+        What the requests take counts; the one that the time ends in is waited for.
+        """
+        waited = 0.0
+        while True:
+            began = time.monotonic()
             answer = await self.send(call)
             if until(answer):
                 return answer
-            if waited < timeout_s:
-                await self._sleep(POLL_S)
-        raise _too_long(what, timeout_s)
+            waited += time.monotonic() - began
+            if waited >= timeout_s:
+                raise _too_long(what, timeout_s)
+            pause = min(POLL_S, timeout_s - waited)
+            await self._sleep(pause)
+            waited += pause
 
     async def close(self) -> None:
         """Let go of the connections."""
@@ -187,13 +203,6 @@ def _next_wait(
         return None
     chance = random.random()  # noqa: S311  spreads clients out, nothing else
     return retry.wait_s(done, status=status, retry_after=after, chance=chance)
-
-
-def _polls(timeout_s: float) -> Iterator[float]:
-    waited = 0.0
-    while waited <= timeout_s:
-        yield waited
-        waited += POLL_S
 
 
 def _reason(error: httpx.HTTPError) -> str:

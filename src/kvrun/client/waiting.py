@@ -2,13 +2,25 @@
 
 from collections.abc import Callable
 
+from kvrun.client.errors import WaitedInVainError
 from kvrun.client.results.deployments import Deployment
 from kvrun.client.results.evidence import ErasureProgress
 
 
 def in_state(state: str) -> Callable[[Deployment], bool]:
-    """Whether a deployment is in the state."""
-    return lambda deployment: deployment.state == state
+    """Whether a deployment is in the state. Raises WaitedInVainError where it stays in another."""
+
+    def there(deployment: Deployment) -> bool:
+        if deployment.state == state:
+            return True
+        # One that failed is started again where a time for that is set.
+        given_up = deployment.state == "failed" and deployment.restart_at is None
+        if given_up or deployment.state == "deleted":
+            why = f": {deployment.reason}" if deployment.reason else ""
+            raise WaitedInVainError(f"the deployment is {deployment.state}, not {state}{why}")
+        return False
+
+    return there
 
 
 def reached(state: str) -> str:
