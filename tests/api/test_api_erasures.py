@@ -74,6 +74,17 @@ async def test_a_tenant_is_planned_erased_listed_and_certified(
     assert officer.user_id in rows[0]["requester"]
 
 
+@pytest.mark.parametrize("reference", ["deletion of {id}", "\x7fdeletion\x00 of {id}"])
+async def test_no_erasure_passes_for_the_deployments_deletion(
+    world: World, chat: Deployment, reference: str
+) -> None:
+    place, scope = f"/deployments/{chat.id}", {"kind": "deployment"}
+    counted = await plan(world.owner, place, scope)
+    asked = {**scope, "confirm": counted["token"], "reference": reference.format(id=chat.id)}
+    is_problem(await world.owner.post(f"{place}/erasures", asked), 422)
+    assert (await plan(world.owner, place, scope))["tenants"] == 2
+
+
 async def test_a_long_name_hides_nobody_in_the_certificate(world: World, chat: Deployment) -> None:
     officer = world.person("ann@example.com", Role.PRIVACY)
     with world.services.database.transaction() as session:

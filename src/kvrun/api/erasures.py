@@ -13,10 +13,12 @@ from dataclasses import dataclass
 from hashlib import sha256
 
 from kvrun.accounts.actor import Actor
+from kvrun.accounts.errors import InvalidError
 from kvrun.accounts.permissions import Permission, require
 from kvrun.accounts.records import Approval
 from kvrun.api.services import Services, requester
 from kvrun.config import KvrunConfig
+from kvrun.deployments.deleting import DELETION_REFERENCE
 from kvrun.deployments.model import Deployment, DeploymentState, LauncherKind
 from kvrun.erasure.archive import CertificateArchive
 from kvrun.erasure.certificate import ErasureStatement, RequestKind
@@ -48,10 +50,22 @@ class SameNameError(ErasureError):
 
 @dataclass(frozen=True, slots=True)
 class Reasons:
-    """What is written into the certificate about the request."""
+    """What is written into the certificate about the request.
+
+    Raises InvalidError for a reference that would pass for one of a deployment's deletion.
+    """
 
     reference: str = ""
     legal_basis: str = ""
+
+    def __post_init__(self) -> None:
+        """Look at the reference as it will be written: only what can be printed is."""
+        written = "".join(char for char in self.reference if char.isprintable())
+        if written.startswith(DELETION_REFERENCE):
+            raise InvalidError(
+                f"a reference may not begin with {DELETION_REFERENCE.strip()!r}",
+                hint="Those are the references of deployments' deletions.",
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,8 @@ from kvrun.instance.parts import certificates_folder
 from kvrun.launch.admin import NotRunningError
 from kvrun.launch.erasing import erase, plan_erasure
 
+DELETION_REFERENCE = "deletion of "
+"""How the references of deletions begin; nobody else's may."""
 _POLL_S = 0.1
 _KIND = {"kind": RequestKind.DEPLOYMENT.value}
 
@@ -133,4 +135,4 @@ def _collect(site: Site) -> None:
 
 
 def _reference(site: Site) -> str:
-    return f"deletion of {site.deployment_id}"
+    return f"{DELETION_REFERENCE}{site.deployment_id}"
