@@ -131,6 +131,14 @@ async def test_a_callback_that_this_browser_did_not_begin_signs_nobody_in(
         assert "set-cookie" not in answer.headers
 
 
+async def test_a_key_for_the_gateway_alone_is_told_of_no_workspace(world: World) -> None:
+    gateway = world.key(world.owner_actor, [Scope.INFER])
+    other = world.key(world.owner_actor, [Scope.AUDIT_READ])
+    for caller, count in ((gateway, 0), (other, 1)):
+        assert len((await caller.get("/workspaces")).json()["items"]) == count
+        assert len((await caller.get("/me")).json()["roles"]) == count
+
+
 async def test_using_the_owner_link_raises_an_alert_and_is_on_record(world: World) -> None:
     waiting = await world.owner.get(f"/workspaces/{world.ids['acme']}/alerts")
     found = waiting.json()["items"]

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from kvrun.accounts.actor import Actor, ActorKind, Role, Scope
 from kvrun.accounts.errors import NotFoundError, SignInError
+from kvrun.accounts.permissions import sees
 from kvrun.accounts.records import SignIn
 from kvrun.api import cookies
 from kvrun.api.dependencies import ActorNow, ServicesNow, read_session
@@ -165,7 +166,7 @@ def _view(actor: Actor, csrf_token: str | None) -> Me:
         id=actor.id,
         name=actor.name,
         kind=actor.kind,
-        roles=dict(actor.roles),
+        roles={place: role for place, role in actor.roles.items() if sees(actor, place)},
         scopes=sorted(actor.scopes) if actor.scopes is not None else None,
         deployment_id=actor.deployment,
         csrf_token=csrf_token,
