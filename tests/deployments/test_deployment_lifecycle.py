@@ -173,7 +173,7 @@ def test_a_deleted_deployment_keeps_its_log_and_its_record_and_nothing_else(
         real.deployments.stop,
         real.deployments.drain,
         lambda name: real.deployments.delete(name, "again"),
-        lambda name: real.deployments.issue_api_key(name, "k", ["inference"]),
+        lambda name: real.deployments.set_api_keys(name, []),
     ):
         with pytest.raises(WrongStateError):
             act(running.id)

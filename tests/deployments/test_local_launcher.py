@@ -19,6 +19,7 @@ from kvrun.deployments.local import LOCK_NAME
 from kvrun.deployments.model import Deployment, DeploymentState, Wanted
 from kvrun.deployments.service import Deployments
 from kvrun.filelock import hold_file
+from kvrun.gateway.apikeys import ApiKeyRecord, load_api_keys
 from kvrun.instance.known_engines import process_start
 from kvrun.state import Database
 from support.client import eventually
@@ -77,7 +78,9 @@ def test_a_control_plane_killed_while_it_creates_leaves_a_whole_deployment_or_no
     for deployment in found:
         later.deployments.start(deployment.id)
         later.until(deployment.id, DeploymentState.RUNNING)
-        assert later.deployments.issue_api_key(deployment.id, "first", ["inference"])
+        key = ApiKeyRecord(id="key-" + "a" * 16, sha256="0" * 64)
+        later.deployments.set_api_keys(deployment.id, [key])
+        assert key in load_api_keys(deployment.folder / "api_keys.json")
     later.close()
 
 

@@ -14,6 +14,7 @@ from deploy_rig import DAEMON, WORKSPACE, Rig, Users, spec
 
 from kvrun.deployments.cache_view import cache_view
 from kvrun.deployments.errors import TenantImportError
+from kvrun.deployments.forgetting import EVERY_S
 from kvrun.deployments.model import Deployment
 from kvrun.deployments.tenant_import import import_tenants, parse_tenants
 from kvrun.deployments.views import DeploymentViews
@@ -150,6 +151,31 @@ async def open_sessions(users: Users, names: list[str]) -> None:
         await asyncio.gather(*(client.open_session(ALICE, name) for name in names))
     finally:
         await client.close()
+
+
+def test_what_was_said_of_a_tenant_is_forgotten_once_it_is_gone(real: Rig) -> None:
+    running = real.running()
+    users, labels = Users(real, running), real.deployments.tenants
+    for tenant in (ALICE, BOB):
+        users.open(tenant)
+    import_tenants(real.deployments, running.id, f"tenant,class\n{ALICE},gold\n{BOB},gold\n")
+    rows = rig_views(real).users(running.id).rows
+    (bob,) = rig_views(real).users(running.id, BOB).rows
+    asked = {"kind": "tenant", "tenant": ALICE}
+    plan = plan_erasure(users.config, asked, offline=False)
+    erase(users.config, {**asked, "confirm": plan.token, "requester": "cli"}, offline=False)
+    assert len(labels.of(running.id, [row.tenant_ref for row in rows])) == 2
+    for _ in range(3):
+        real.deployments.forget_gone()
+    assert len(labels.refs(running.id, limit=9)) == 2, "one look is not enough"
+    real.clock.ahead_s += EVERY_S
+    real.deployments.forget_gone()
+    assert labels.refs(running.id, limit=9) == [bob.tenant_ref]
+    real.deployments.stop(running.id, wait_s=30)
+    for _ in range(3):
+        real.clock.ahead_s += EVERY_S
+        real.deployments.forget_gone()
+    assert labels.refs(running.id, limit=9) == [bob.tenant_ref], "nobody could be asked"
 
 
 def rig_views(rig: Rig) -> DeploymentViews:

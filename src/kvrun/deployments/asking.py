@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from typing import TypeVar
 
@@ -85,6 +85,17 @@ def refs(config: KvrunConfig, ids: Sequence[str]) -> dict[str, str]:
         asked = {"tenants": msgspec.json.encode(ids[start : start + MAX_IDS]).decode()}
         found |= _ask(config, "usage_refs", asked, dict[str, str], _refs_of(asked))
     return found
+
+
+def living(config: KvrunConfig, tenant_refs: Collection[str]) -> frozenset[str] | None:
+    """Those of at most MAX_IDS references whose tenants have a session; None where no daemon
+    answers."""
+    asked = {"refs": msgspec.json.encode(list(tenant_refs)).decode()}
+    try:
+        answer = ask_daemon(config, "usage_refs", asked, timeout_s=_TIMEOUT_S)
+        return frozenset(msgspec.json.decode(answer, type=dict[str, str]))
+    except (KvrunError, OSError, msgspec.MsgspecError):
+        return None
 
 
 def _refs_of(asked: Mapping[str, str]) -> Callable[[UsageAccess], dict[str, str]]:

@@ -64,6 +64,17 @@ class TenantRegistry:
         with self._database.reading() as session:
             return {row.tenant_ref: _note(row) for row in session.scalars(query)}
 
+    def refs(self, deployment_id: str, *, after: str = "", limit: int) -> list[str]:
+        """The references, in order, of which something is said; those after one."""
+        query = (
+            select(TenantRow.tenant_ref)
+            .where(TenantRow.deployment_id == deployment_id, TenantRow.tenant_ref > after)
+            .order_by(TenantRow.tenant_ref)
+            .limit(limit)
+        )
+        with self._database.reading() as session:
+            return list(session.scalars(query))
+
     def forget(self, deployment_id: str, refs: Collection[str] | None = None) -> None:
         """Forget some tenants (they were erased), or all of a deployment."""
         query = delete(TenantRow).where(TenantRow.deployment_id == deployment_id)

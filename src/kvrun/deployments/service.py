@@ -16,6 +16,7 @@ from kvrun.config import DEFAULT_FILE, KvrunConfig
 from kvrun.deployments import attaching, folder
 from kvrun.deployments.deleting import Deleted
 from kvrun.deployments.errors import DeploymentNotFoundError, NotOursError, WrongStateError
+from kvrun.deployments.forgetting import Forgetting
 from kvrun.deployments.gpus import look_at_gpus
 from kvrun.deployments.launcher import Launcher
 from kvrun.deployments.local import LocalLauncher
@@ -35,7 +36,7 @@ from kvrun.deployments.supervision import GpuProbe, Supervision
 from kvrun.deployments.watched import WatchedLauncher
 from kvrun.errors import KvrunError
 from kvrun.gateway.apikeys import ApiKeyRecord
-from kvrun.gateway.apikeys_file import add_api_key, put_api_keys
+from kvrun.gateway.apikeys_file import put_api_keys
 from kvrun.launch.processes import COLLECTOR, ENGINE, GATEWAY, INSTANCE, gateway_url
 from kvrun.launch.readiness import free_port
 from kvrun.state import Database
@@ -74,6 +75,7 @@ class Deployments:
         look_every_s: float = LOOK_EVERY_S,
     ) -> None:
         self.tenants = TenantRegistry(database, now)
+        self._forgetting = Forgetting(self.tenants, now)
         self._home = home
         self._now = now
         self._random_bytes = random_bytes
@@ -226,6 +228,16 @@ class Deployments:
                 lock.release()
         return tuple(changed)
 
+    def forget_gone(self) -> None:
+        """Forget what was said of tenants that the running deployments of this machine have no
+        more; see ``Forgetting``."""
+        for deployment_id in self._store.living_here():
+            try:
+                if self.get(deployment_id).state is DeploymentState.RUNNING:
+                    self._forgetting.look(deployment_id, self.config_of(deployment_id))
+            except KvrunError as error:
+                _log.warning("the labels of %s: %s", deployment_id, error)
+
     def register_own(
         self, config: KvrunConfig, config_file: Path, *, workspace_id: str = ""
     ) -> Deployment:
@@ -303,14 +315,6 @@ class Deployments:
         else:
             path = self._ours(deployment_id).folder / API_KEYS_FILE
         put_api_keys(path, records)
-
-    def issue_api_key(self, deployment_id: str, key_id: str, scopes: Sequence[str]) -> str:
-        """Make an API key of the gateway; its text is shown this once.
-
-        Raises as ``set_api_keys`` does.
-        """
-        path = self._ours(deployment_id).folder / API_KEYS_FILE
-        return add_api_key(path, key_id, scopes, random_bytes=self._random_bytes)
 
     def _ask(self, deployment_id: str, asked: Command) -> Deployment:
         self._store.command(deployment_id, asked)

@@ -4,7 +4,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -80,24 +80,6 @@ def rotate_api_key(
         _end(records, old, now + overlap_s)
         records.append(fresh)
     return fresh, key
-
-
-def add_api_key(
-    path: Path,
-    key_id: str,
-    scopes: Collection[str],
-    *,
-    random_bytes: Callable[[int], bytes] = os.urandom,
-) -> str:
-    """Make a key; its text, which is kept nowhere. Raises GatewayConfigError for an id taken."""
-    key = make_api_key(random_bytes(32))
-    with _changing(path) as records:
-        if any(record.id == key_id for record in records):
-            raise GatewayConfigError(f"api_keys_file {path} holds a key {key_id!r} already")
-        records.append(
-            ApiKeyRecord(id=key_id, sha256=hash_api_key(key), scopes=tuple(sorted(scopes)))
-        )
-    return key
 
 
 def put_api_keys(path: Path, fresh: Sequence[ApiKeyRecord]) -> None:

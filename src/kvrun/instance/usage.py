@@ -160,16 +160,21 @@ class UsageAccess:
         return SessionList(found[0].tenant_ref if found else "", rows, len(found))
 
     def refs(self, asked: Mapping[str, str]) -> dict[str, str]:
-        """The references of those tenants, out of a JSON list of ids (``tenants``), that exist."""
+        """The references of those tenants that exist, by what was asked.
+
+        That is a JSON list of ids (``tenants``), or of references (``refs``).
+        """
+        name = "refs" if "refs" in asked else "tenants"
         try:
-            wanted = set(msgspec.json.decode(asked.get("tenants", ""), type=_Ids))
+            wanted = set(msgspec.json.decode(asked.get(name, ""), type=_Ids))
         except msgspec.MsgspecError as error:
-            raise UnknownOperationError(f"the argument 'tenants' is malformed: {error}") from None
-        return {
-            info.tenant: info.tenant_ref
-            for info in self.instance.keys.sessions()
-            if info.tenant in wanted
-        }
+            raise UnknownOperationError(f"the argument {name!r} is malformed: {error}") from None
+        found: dict[str, str] = {}
+        for info in self.instance.keys.sessions():
+            key = info.tenant_ref if name == "refs" else info.tenant
+            if key in wanted:
+                found[key] = info.tenant_ref
+        return found
 
     def _tenant(self, infos: list[SessionInfo], reason: str) -> TenantUsage:
         reference = infos[0].tenant_ref
