@@ -79,6 +79,7 @@ def test_a_key_that_ended_is_refused_like_an_unknown_one(site: Site, end: str) -
         site.accounts.authenticate_key(secret)
     with pytest.raises(UnauthenticatedError) as unknown:
         site.accounts.authenticate_key("kvk_" + "A" * 43)
+    assert "kvrun init" in (unknown.value.hint or "")
     assert known.value.diagnostics() == unknown.value.diagnostics()
     assert site.accounts.gateway_keys(place.id, "d-1") == []
     assert not site.accounts.list_keys(owner, place.id)[0].active

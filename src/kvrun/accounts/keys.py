@@ -375,4 +375,8 @@ def _record(row: ApiKeyRow, role: Role | None, now: int) -> KeyRecord:
 
 
 def _unknown() -> UnauthenticatedError:
-    return UnauthenticatedError("the API key is not valid")
+    return UnauthenticatedError(
+        "the API key is not valid",
+        hint="A key that kvrun init printed is the gateway's only. Make one for the API in the"
+        " console, under API keys.",
+    )
