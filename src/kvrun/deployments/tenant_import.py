@@ -1,5 +1,7 @@
 """A list of tenants as CSV: what is said of each, by reference or by id, which is not kept.
 
+A text that is its line's id, or holds one of more than five characters, is refused.
+
 Columns: ``tenant_ref`` or ``tenant``, and any of ``class``, ``region`` and ``label:NAME``.
 """
 
@@ -17,6 +19,8 @@ from kvrun.deployments.service import Deployments
 
 MAX_BYTES = 16 * 2**20
 MAX_ROWS = 100_000
+_SHORT_ID = 5
+"""An id of so few characters is part of many a word."""
 _LABEL = "label:"
 _COLUMNS = ("tenant_ref", "tenant", "class", "region")
 
@@ -121,7 +125,9 @@ def _row(line: int, row: Mapping[str, str]) -> ImportedRow:
         if name.startswith(_LABEL) and value
     }
     said = (row.get("class", ""), row.get("region", ""), *labels.values())
-    if tenant and any(tenant == text or (len(tenant) > 5 and tenant in text) for text in said):
+    if tenant and any(
+        tenant == text or (len(tenant) > _SHORT_ID and tenant in text) for text in said
+    ):
         # The database would keep what an erasure cannot reach.
         raise TenantImportError(f"line {line}: class, region and labels must not hold the id")
     note = TenantNote(

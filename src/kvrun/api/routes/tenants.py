@@ -74,7 +74,7 @@ class ImportedList(BaseModel):
 def put_tenants(
     services: ServicesNow, actor: ActorNow, deployment_id: DeploymentId, asked: TenantImport
 ) -> Imported:
-    """Replaces what was said of the same ones before. Ids are never taken or kept here."""
+    """Replaces what was said of the same ones before. Put no id into a text: none is looked for."""
     found = services.find(actor, Permission.SETTINGS, deployment_id)
     notes = [
         TenantNote(
