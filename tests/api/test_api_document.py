@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,13 @@ def test_every_operation_says_what_it_does_and_how_it_fails(
             assert list(answer["content"]) == ["application/problem+json"]
     signed = "security" in operation
     assert signed is (operation["operationId"] not in OPEN)
+
+
+def test_the_guide_lists_every_status_of_an_error() -> None:
+    guide = PAGE.with_name("api.md").read_text(encoding="utf-8")
+    listed = set(re.findall(r"(?m)^\| ([45]\d\d) \| .+ \|$", guide))
+    answers = {status for _, _, operation in OPERATIONS for status in operation["responses"]}
+    assert listed == {status for status in answers if status >= "400"} | {"500"}
 
 
 async def test_nobody_gets_anything_without_a_credential(world: World) -> None:
