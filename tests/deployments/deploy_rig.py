@@ -27,9 +27,10 @@ from kvrun.deployments.model import (
 from kvrun.deployments.service import Deployments
 from kvrun.deployments.watched import WatchedLauncher
 from kvrun.instance.grant import SessionGrant
+from kvrun.launch.admin import ask_daemon
 from kvrun.state import Database
 from support.byhand import BLOCK_BYTES, HandEngine
-from support.client import grant
+from support.client import eventually, grant
 
 HERE = Path(__file__).parent
 WORKSPACE = "w-1"
@@ -205,6 +206,7 @@ class Users:
             self.signer.sign(claim), granted.salt, hashes, prompt_tokens=16 * max(1, len(hashes))
         )
         assert answer.handle, answer.reason
+        self.request_id = claim.request_id
         return answer.handle, answer.tiers[0] if answer.tiers else b""
 
     def store(self, engine: HandEngine, tenant: str, blocks: int = 4) -> list[bytes]:
@@ -213,4 +215,10 @@ class Users:
         handle, _ = self.admit(engine, tenant, hashes)
         engine.store(handle, [(name, secrets.token_bytes(BLOCK_BYTES)) for name in hashes])
         engine.finish(handle)
+
+        def sealed() -> bool:
+            asked = ask_daemon(self.config, "request", {"request_id": self.request_id})
+            return bool(json.loads(asked)["sealed_blocks"] == blocks)
+
+        eventually(sealed, "the blocks are sealed")
         return hashes
