@@ -56,3 +56,8 @@ class Actor:
     deployment: str | None = None
     person: str | None = None
     key_expires_at: int | None = None
+
+    @property
+    def reference(self) -> str:
+        """How records name it: by kind and id, never by name."""
+        return f"{self.kind} {self.id}"

@@ -17,7 +17,7 @@ from kvrun.accounts.errors import (
 )
 from kvrun.accounts.events import AccessEventKind
 from kvrun.accounts.gateway_keys import HeldKey, gateway_records
-from kvrun.accounts.part import Change, Part
+from kvrun.accounts.part import NOTE_USE_EVERY_S, Change, Part
 from kvrun.accounts.permissions import Permission, allowed_scopes, may, require
 from kvrun.accounts.records import KeyRecord
 from kvrun.accounts.roles import (
@@ -34,7 +34,6 @@ MAX_ACTIVE_OF_A_NAME = 2
 """A key and its successor, while programs change over."""
 MAX_ACTIVE_IN_A_WORKSPACE = 1000
 LONGEST_LIFE_S = 10 * 366 * 86_400
-NOTE_USE_EVERY_S = 60
 
 
 class Keys(Part):

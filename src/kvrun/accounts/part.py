@@ -18,6 +18,9 @@ from kvrun.state.database import Database
 MAX_FAILURES_A_MINUTE = 60
 """Failed sign-ins that are put on record one by one."""
 
+NOTE_USE_EVERY_S = 60
+"""The last use of a key or a sign-in is written at most so often: reading a page is no write."""
+
 
 @dataclass(frozen=True, slots=True)
 class SignInLimits:

@@ -5,14 +5,11 @@ from sqlalchemy import delete
 from kvrun.accounts.actor import Actor, ActorKind
 from kvrun.accounts.errors import UnauthenticatedError
 from kvrun.accounts.events import AccessEventKind
-from kvrun.accounts.part import Change, Part
+from kvrun.accounts.part import NOTE_USE_EVERY_S, Change, Part
 from kvrun.accounts.records import SignIn
 from kvrun.accounts.roles import roles_of
 from kvrun.accounts.tables import SignInRow, UserRow
 from kvrun.accounts.tokens import MAX_TOKEN_CHARS, csrf_of, hash_token, make_token
-
-NOTE_USE_EVERY_S = 60
-"""``seen_at`` is written at most so often: reading a page is no write."""
 
 
 class SignIns(Part):

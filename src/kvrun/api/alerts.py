@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from kvrun.accounts.actor import Actor, ActorKind
 from kvrun.accounts.permissions import Permission, may, require
-from kvrun.api.services import Services, who
+from kvrun.api.services import Services
 from kvrun.control.alerts import Alert, UnknownAlertError
 from kvrun.deployments.each import Problem
 
@@ -61,7 +61,7 @@ def acknowledge(
     Raises UnknownAlertError where none waits that is the actor's business, and AuditError where
     it cannot be put on record.
     """
-    said = f"{reason} ({who(actor)})"
+    said = f"{reason} ({actor.reference})"
     if deployment_id:
         found = services.find(actor, Permission.ALERTS, deployment_id)
         services.same_workspace(found, workspace_id)
@@ -73,7 +73,7 @@ def acknowledge(
     if not waiting or not _answers_for_all(services, actor):
         raise UnknownAlertError("no alert of that log waits for an acknowledgement")
     for alert in waiting:
-        services.access_log.acknowledging(alert, reason, who(actor))
+        services.access_log.acknowledging(alert, reason, actor.reference)
     now = services.now()
     return [
         AlertEntry("", "control plane", book.acknowledge(alert.id, said, now)) for alert in waiting

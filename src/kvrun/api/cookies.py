@@ -3,9 +3,9 @@
 from starlette.requests import Request
 from starlette.responses import Response
 
+from kvrun.accounts.oidc_sign_ins import FLOW_LASTS_S
 from kvrun.config.control import ControlSection
 
-FLOW_LIFETIME_S = 600
 _SESSION, _FLOW = "kvrun", "kvrun-flow"
 
 
@@ -31,7 +31,7 @@ def flow_token(request: Request, settings: ControlSection) -> str:
 
 def put_flow(response: Response, settings: ControlSection, token: str) -> None:
     """Bind a sign-in at the identity provider to this browser."""
-    _put(response, settings, _FLOW, token, FLOW_LIFETIME_S)
+    _put(response, settings, _FLOW, token, FLOW_LASTS_S)
 
 
 def drop_flow(response: Response, settings: ControlSection) -> None:

@@ -17,4 +17,4 @@ def note_read(deployments: Deployments, actor: Actor, deployment: Deployment, wh
     logs = [item for item in plane.memory.all() if item.deployment == name]
     latest = max(logs, key=lambda item: item.collected_at, default=None)
     note = latest.note.encode() if latest is not None else b""
-    plane.journal.record_read(note, reason=f"{what} by {actor.kind} {actor.id}", deployment=name)
+    plane.journal.record_read(note, reason=f"{what} by {actor.reference}", deployment=name)

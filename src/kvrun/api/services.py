@@ -119,7 +119,7 @@ class Services:
         require(actor, Permission.DEPLOY, workspace_id)
         self.open_workspace(actor, workspace_id)
         made = self.deployments.create(workspace_id, spec)
-        self.access_log.created(made, who(actor))
+        self.access_log.created(made, actor.reference)
         self.keys.give(made)
         return made
 
@@ -132,7 +132,7 @@ class Services:
             found = self.find_to_delete(actor, deployment_id)
         else:
             found = self.find(actor, Permission.DEPLOY, deployment_id)
-        self.access_log.asked(found, what, who(actor))
+        self.access_log.asked(found, what, actor.reference)
         return found
 
     def read_log(self, actor: Actor, deployment_id: str, what: str) -> Deployment:
@@ -271,17 +271,12 @@ def open_services(
     return services
 
 
-def who(actor: Actor) -> str:
-    """An actor as records name it: by id, never by name."""
-    return f"{actor.kind} {actor.id}"
-
-
 def requester(actor: Actor) -> str:
     """An actor as certificates name who asked: kind and id, which nobody chooses, come first.
 
     The name after them is cut off: where it stands last it can hide nothing.
     """
-    return f"{who(actor)} ({actor.name[:_SHOWN_NAME]})"
+    return f"{actor.reference} ({actor.name[:_SHOWN_NAME]})"
 
 
 def _oidc(settings: ControlSection) -> OidcClient | None:

@@ -1,11 +1,12 @@
 """What ``keys.root`` may say, as data: where the root of the key hierarchy is."""
 
-import ipaddress
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import parse_qsl, unquote, urlsplit
+
+from kvrun.config.values import is_loopback
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,7 @@ def _openbao(rest: str) -> OpenBaoAddress:
             f"an OpenBao root is written as {example}: address, path of the transit engine, name "
             "of the key, and no user, token or query"
         )
-    if parts.scheme == "http" and not _loopback(parts.hostname):
+    if parts.scheme == "http" and not is_loopback(parts.hostname):
         raise ValueError("an OpenBao root on another machine needs https://: keys travel to it")
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
     return OpenBaoAddress(f"{parts.scheme}://{host}" + (f":{port}" if port else ""), mount, key)
@@ -130,13 +131,6 @@ def _aws_kms(rest: str) -> AwsKmsAddress:
             "since they can be pointed elsewhere"
         )
     return AwsKmsAddress(rest, found[1])
-
-
-def _loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 _PARSERS: dict[str, Callable[[str], RootAddress]] = {

@@ -7,12 +7,12 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from kvrun.audit.segment import replace_file
 from kvrun.config import KvrunConfig
 from kvrun.config.layout import DataLayout
 from kvrun.config.roots import FileAddress
 from kvrun.deployments.errors import DeploymentNotFoundError, SpecError
 from kvrun.deployments.spec import API_KEYS_FILE, METRICS_KEY_FILE
-from kvrun.durable import sync_folder
 from kvrun.gateway.apikeys import (
     SCOPE_METRICS,
     ApiKeyRecord,
@@ -36,27 +36,15 @@ def prepare(file: Path, text: str, random_bytes: Callable[[int], bytes]) -> None
         key_file, keys_file = place / METRICS_KEY_FILE, place / API_KEYS_FILE
         if not keys_file.exists():
             key = make_api_key(random_bytes(32))
-            replace_private(key_file, f"{key}\n")
+            replace_file(key_file, f"{key}\n".encode())
             record = ApiKeyRecord(
                 id=METRICS_KEY_ID, sha256=hash_api_key(key), scopes=(SCOPE_METRICS,)
             )
             save_api_keys(keys_file, [record])
         if not file.exists() or file.read_text(encoding="utf-8") != text:
-            replace_private(file, text)
+            replace_file(file, text.encode())
     except OSError as error:
         raise SpecError(f"{place} cannot be written: {error.strerror}") from None
-
-
-def replace_private(path: Path, text: str) -> None:
-    """Write a 0600 file in one step, durably."""
-    temporary = path.with_name(f".{path.name}.new")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-    with os.fdopen(os.open(temporary, flags, 0o600), "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    sync_folder(path.parent)
 
 
 def close_gateway(config: KvrunConfig) -> None:
