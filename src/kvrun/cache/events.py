@@ -15,6 +15,7 @@ class Tier(IntEnum):
     MISS = 0
     MEMORY = 1
     DISK = 2
+    OBJECT = 3
 
 
 class CacheEventKind(StrEnum):

@@ -25,7 +25,7 @@ POLICY_REVISION = "builtin-1"
 _ENGINE_TIER = "gpu"
 _MAX_OWED = 65_536
 _log = logging.getLogger(__name__)
-_TIER_NAMES = {Tier.MISS: "", Tier.MEMORY: "memory", Tier.DISK: "disk"}
+_TIER_NAMES = {Tier.MISS: "", Tier.MEMORY: "memory", Tier.DISK: "disk", Tier.OBJECT: "object"}
 _CACHE_EVENTS = {
     CacheEventKind.EVICTED: Event.EVICTED,
     CacheEventKind.PERSISTED: Event.PERSISTED,
