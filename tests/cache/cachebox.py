@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kvrun.cache import CacheEvent, CacheSession, CacheStore, DiskTier, MemoryTier
+from kvrun.cache import CacheEvent, CacheSession, CacheStore, DiskTier, MemoryTier, Tier
 
 CELL = 256
 
@@ -42,7 +42,7 @@ class Box:
             memory=self.memory,
             disk=self.disk,
             on_event=self.events.append,
-            may_persist=lambda tenant, session: self.allowed,
+            gate=self,
             now=self.now,
             queue_bytes=self.queue_bytes,
             background=False,
@@ -54,6 +54,12 @@ class Box:
 
     def now(self) -> float:
         return self.time
+
+    def allows(self, tenant_ref: str, session_ref: str, tier: Tier) -> bool:
+        return self.allowed
+
+    def ttl_s(self, tenant_ref: str, session_ref: str, tier: Tier) -> float | None:
+        return None
 
     def restart(self, *, clean: bool = True) -> None:
         if clean:

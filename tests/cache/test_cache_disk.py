@@ -84,10 +84,11 @@ def test_what_policy_or_audit_refuses_is_not_written(box: Box):
 
 
 def test_a_gate_that_fails_counts_as_no(box: Box):
-    def broken(tenant: str, session: str) -> bool:
-        raise RuntimeError("audit is gone")
+    class Broken:
+        def allows(self, tenant_ref: str, session_ref: str, tier: Tier) -> bool:
+            raise RuntimeError("audit is gone")
 
-    box.store._state.may_persist = broken
+    box.store._state.gate = Broken()
     box.put(box.store.session("t", "s", epoch=1), 1)
     box.store.flush()
     assert box.files() == []

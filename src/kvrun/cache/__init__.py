@@ -9,10 +9,12 @@ from kvrun.cache.errors import CacheBusyError, CacheFolderError, SessionDroppedE
 from kvrun.cache.events import CacheEvent, CacheEventKind, Tier
 from kvrun.cache.handles import DropReport, Reservation, SealedView
 from kvrun.cache.memory import MemoryTier, TenantUsage
+from kvrun.cache.placement import OPEN_GATE, Gate, OpenGate
 from kvrun.cache.session import CacheSession
 from kvrun.cache.store import CacheStats, CacheStore
 
 __all__ = [
+    "OPEN_GATE",
     "CacheBusyError",
     "CacheEvent",
     "CacheEventKind",
@@ -22,7 +24,9 @@ __all__ = [
     "CacheStore",
     "DiskTier",
     "DropReport",
+    "Gate",
     "MemoryTier",
+    "OpenGate",
     "Reservation",
     "SealedView",
     "SessionDroppedError",

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from kvrun.cache.disk import DiskSession
 from kvrun.cache.errors import DiskWriteError
 from kvrun.cache.events import CacheEventKind, Tier
+from kvrun.cache.placement import is_allowed
 from kvrun.cache.state import CacheState, cell_of, place_of, slot_of
 from kvrun.cache.writebehind import WaitingBlock
 
@@ -28,10 +29,7 @@ class SessionIndex:
 
     def persist(self, blocks: Sequence[WaitingBlock]) -> None:
         """Writes waiting blocks of this session to disk if policy and audit allow it."""
-        try:
-            allowed = self._state.may_persist(self.tenant_ref, self.session_ref)
-        except Exception:
-            allowed = False
+        allowed = is_allowed(self._state.gate, self.tenant_ref, self.session_ref, Tier.DISK)
         written = size = 0
         for block in blocks:
             try:

@@ -9,6 +9,7 @@ from typing import Protocol
 from kvrun.cache.disk import DiskTier
 from kvrun.cache.events import CacheEvent, CacheEventKind, EventCounter, Tier
 from kvrun.cache.memory import MemoryTier
+from kvrun.cache.placement import Gate
 from kvrun.cache.writebehind import WriteBehind
 
 _log = logging.getLogger(__name__)
@@ -76,7 +77,7 @@ class CacheState:
         memory: MemoryTier[BlockOwner],
         disk: DiskTier | None,
         on_event: Callable[[CacheEvent], None],
-        may_persist: Callable[[str, str], bool],
+        gate: Gate,
         now: Callable[[], float],
         write_delay_s: float,
         queue_bytes: int,
@@ -84,7 +85,7 @@ class CacheState:
         self.lock = threading.Lock()
         self.memory = memory
         self.disk = disk
-        self.may_persist = may_persist
+        self.gate = gate
         self.counters = CacheCounters()
         self.events = EventCounter()
         self._on_event = on_event

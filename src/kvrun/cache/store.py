@@ -16,6 +16,7 @@ from kvrun.cache.events import CacheEvent, Tier
 from kvrun.cache.folder import checked_ref
 from kvrun.cache.handles import DropReport, Reservation
 from kvrun.cache.memory import MemoryTier, TenantUsage
+from kvrun.cache.placement import OPEN_GATE, Gate
 from kvrun.cache.session import CacheSession
 from kvrun.cache.state import BlockOwner, CacheCounters, CacheState
 
@@ -60,7 +61,7 @@ class CacheStore:
     """Every session's sealed blocks on one box.
 
     ``on_event`` gets aggregated events, never with a lock held, from any thread. Before blocks are
-    written to disk ``may_persist(tenant_ref, session_ref)`` is asked; an exception counts as no.
+    written to disk ``gate`` is asked.
     ``write_delay_s`` is how long a committed block stays in memory alone; at most ``queue_bytes``
     (and half of the slab) wait for the disk. With ``background`` off nothing is written until
     :meth:`work` or :meth:`flush`.
@@ -72,7 +73,7 @@ class CacheStore:
         memory: MemoryTier[BlockOwner],
         disk: DiskTier | None,
         on_event: Callable[[CacheEvent], None],
-        may_persist: Callable[[str, str], bool] = lambda tenant_ref, session_ref: True,
+        gate: Gate = OPEN_GATE,
         now: Callable[[], float] = time.monotonic,
         write_delay_s: float = 0.5,
         queue_bytes: int = 2**30,
@@ -82,7 +83,7 @@ class CacheStore:
             memory=memory,
             disk=disk,
             on_event=on_event,
-            may_persist=may_persist,
+            gate=gate,
             now=now,
             write_delay_s=write_delay_s,
             queue_bytes=queue_bytes,

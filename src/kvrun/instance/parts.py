@@ -15,7 +15,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from kvrun.audit.writer import AuditLimits, AuditLog, AuditMode
 from kvrun.cache.disk import DiskTier
+from kvrun.cache.events import Tier
 from kvrun.cache.memory import MemoryTier
+from kvrun.cache.placement import OPEN_GATE, Gate
 from kvrun.cache.state import BlockOwner
 from kvrun.cache.store import CacheStore
 from kvrun.claims.verify import ClaimVerifier
@@ -63,6 +65,22 @@ class InstanceParts:
     root: Root
     memory: MemoryTier[BlockOwner]
     signing: SigningRing
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedGate:
+    """What ``policy`` says, and no while the log cannot be written."""
+
+    journal: Journal
+    policy: Gate
+
+    def allows(self, tenant_ref: str, session_ref: str, tier: Tier) -> bool:
+        """Whether blocks may be placed and the placing can be put on record."""
+        return self.journal.available and self.policy.allows(tenant_ref, session_ref, tier)
+
+    def ttl_s(self, tenant_ref: str, session_ref: str, tier: Tier) -> float | None:
+        """The policy's."""
+        return self.policy.ttl_s(tenant_ref, session_ref, tier)
 
 
 @contextlib.contextmanager
@@ -119,7 +137,7 @@ def open_parts(
             memory=memory,
             disk=disk,
             on_event=journal.cache_event,
-            may_persist=lambda _tenant, _session: journal.available,
+            gate=RecordedGate(journal, OPEN_GATE),
         )
         stack.callback(cache.close)
         instance = Instance(
