@@ -90,3 +90,12 @@ def test_a_row_without_a_goal_shows_no_verdict():
     )
     assert [str(cell) for cell in table.columns[5].cells] == ["", "?"]
     assert [str(cell) for cell in table.columns[1].cells] == ["1", "-"]
+
+
+@pytest.mark.parametrize(
+    ("interval", "met"), [((0.91, 1.4), True), ((0.4, 0.89), False), ((0.8, 1.4), None)]
+)
+def test_a_spread_too_wide_for_a_figure_still_judges_a_goal_outside_it(interval, met):
+    row = ratio_row("seal", Refusal("wide", interval), unit="x", against="raw", goal=Goal(0.9))
+    assert (row.value, row.met) == (None, met)
+    assert ("no verdict" in row.against) is (met is None)

@@ -42,9 +42,10 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """No comparison can be stated, and why."""
+    """No comparison can be stated, and why; ``interval`` is known where only its width is."""
 
     reason: str
+    interval: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,14 +114,22 @@ def compare_pairs(
     if result.spread > max_spread:
         return Refusal(
             f"the spread swamps the comparison: the ratio lies between {low:.3g} and {high:.3g} "
-            f"({result.spread:.0%} of it; at most {max_spread:.0%} is reported)"
+            f"({result.spread:.0%} of it; at most {max_spread:.0%} is reported)",
+            (low, high),
         )
     return result
 
 
-def judge(result: Comparison, goal: Goal) -> bool | None:
-    """Whether the ratio meets the goal; None when the goal lies inside its interval."""
-    sides = {goal.holds(result.low), goal.holds(result.high), goal.holds(result.ratio)}
+def judge(result: Comparison | Refusal, goal: Goal) -> bool | None:
+    """Whether the ratio meets the goal; None when the goal lies inside its interval.
+
+    An interval too wide for a figure can still lie on one side of a goal.
+    """
+    if isinstance(result, Refusal):
+        values = result.interval or ()
+    else:
+        values = (result.low, result.high, result.ratio)
+    sides = {goal.holds(value) for value in values}
     return sides.pop() if len(sides) == 1 else None
 
 

@@ -45,15 +45,17 @@ def ratio_row(
     metric: str, result: Comparison | Refusal, *, unit: str, against: str, goal: Goal
 ) -> Row:
     """The row of a paired comparison held to ``goal``; without a verdict ``against`` says why."""
+    met = judge(result, goal)
     if isinstance(result, Refusal):
+        lacking = "verdict" if met is None else "figure"
         return Row(
             metric=metric,
             value=None,
             unit=unit,
-            against=f"{against}; no verdict: {result.reason}",
+            against=f"{against}; no {lacking}: {result.reason}",
             goal=str(goal),
+            met=met,
         )
-    met = judge(result, goal)
     text = (
         f"{against}; 95 % interval {result.low:.3g} to {result.high:.3g}, "
         f"IQR {result.iqr:.2g}, {result.pairs} pairs"
