@@ -2,7 +2,7 @@
 
 FOLDER holds files such as ``seal.json``, made with ``kvrun bench seal --json > seal.json``; options
 are part of the name: ``ttft-tokens-4000.json``. A file replaces machine, commit and table of its
-command's section; the text around them stays.
+command's section, or adds them to one that has none; the text around them stays.
 """
 
 import json
@@ -25,6 +25,8 @@ def main(folder: Path) -> None:
         if not file.is_file():
             return match[0]
         table = _table(json.loads(file.read_text()))
+        if not TABLE.search(text):
+            return f"{heading}{text.rstrip()}\n\n{table}\n"
         return heading + TABLE.sub(lambda _: table, text, count=1)
 
     PAGE.write_text(SECTION.sub(section, PAGE.read_text()))

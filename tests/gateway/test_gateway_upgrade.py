@@ -76,7 +76,7 @@ async def first_answer(connect: Any, parts: list[bytes]) -> bytes:
     for part in parts:
         writer.write(part)
         await asyncio.sleep(0.02)
-    head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)
+    head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)
     writer.close()
     return bytes(head)
 
@@ -132,7 +132,7 @@ async def test_what_was_asked_before_is_answered_first(
     await begun.wait()
     writer.write(request())
     go.set()
-    answer = await asyncio.wait_for(reader.read(), 10)
+    answer = await asyncio.wait_for(reader.read(), 60)
     writer.close()
     assert heads(answer) == [b"HTTP/1.1 200", b"HTTP/1.1 200", b"HTTP/1.1 400"]
     assert len(engine.requests) == 2
