@@ -29,3 +29,13 @@ class DiskWriteError(CacheError):
     """A sealed block was not written to the disk tier."""
 
     status = 507
+
+
+class PackFormatError(CacheError):
+    """An object in Storage is no whole pack of the session that asks."""
+
+
+class ObjectTierOffError(CacheError):
+    """The object tier does not answer now; what it holds is a miss until it does."""
+
+    status = 503

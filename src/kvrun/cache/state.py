@@ -14,15 +14,16 @@ from kvrun.cache.writebehind import WriteBehind
 
 _log = logging.getLogger(__name__)
 
-# A place is one int: cell + 1 in the low 30 bits, disk slot + 1 in the next 30; 0 is nowhere. An
-# int below 2**60 takes 32 bytes whatever it holds, so the second tier costs the index nothing.
+# A place is one int: cell + 1 in the low 30 bits, disk slot + 1 in the next 30, and the place in
+# the session's packs + 1 above; 0 is nowhere. An int below 2**60 takes 32 bytes whatever it holds,
+# one below 2**90 takes 48, so the second tier costs the index nothing and the third 16 bytes.
 _BITS = 30
 _MASK = (1 << _BITS) - 1
 
 
-def place_of(cell: int, slot: int) -> int:
-    """Packs a cell and a disk slot (-1 for none) into one int."""
-    return (cell + 1) | (slot + 1) << _BITS
+def place_of(cell: int, slot: int, packed: int = -1) -> int:
+    """Packs a cell, a disk slot and a place in the session's packs (-1 for none) into one int."""
+    return (cell + 1) | (slot + 1) << _BITS | (packed + 1) << 2 * _BITS
 
 
 def cell_of(place: int) -> int:
@@ -32,7 +33,12 @@ def cell_of(place: int) -> int:
 
 def slot_of(place: int) -> int:
     """The disk slot of a place, -1 when the block is not on disk."""
-    return (place >> _BITS) - 1
+    return (place >> _BITS & _MASK) - 1
+
+
+def packed_of(place: int) -> int:
+    """Where a block is in its session's packs, -1 when it is in none."""
+    return (place >> 2 * _BITS) - 1
 
 
 class BlockOwner(Protocol):
