@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from support.object_stores import any_store, moto_store, seaweedfs  # noqa: F401  fixtures
 from support.postgres import database_url, postgresql_cluster  # noqa: F401  fixtures
 
 # What is proven must not depend on how busy the machine is.

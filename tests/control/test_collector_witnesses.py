@@ -8,7 +8,6 @@ import msgspec
 import pytest
 from collect_rig import Rig
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from s3_server import request, s3_server
 from simulator import LOG_ID, QUIET, Clock, World, honest, signer
 from test_collector import grow
 
@@ -28,6 +27,7 @@ from kvrun.control.witness import (
     WitnessUnavailableError,
 )
 from kvrun.storage import open_storage
+from support.s3_server import request, s3_server
 
 PRIVATE = Ed25519PrivateKey.from_private_bytes(b"w" * 32)
 KEY = VerifierKey("other.test/w", COSIGNATURE_V1, PRIVATE.public_key().public_bytes_raw())

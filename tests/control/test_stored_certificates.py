@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 from click.testing import Result
-from s3_server import request, s3_server
 from typer.testing import CliRunner
 
 from kvrun.cli.main import app
@@ -28,6 +27,7 @@ from kvrun.erasure.targets import NoEngines
 from kvrun.instance.erasures import ErasureRequest
 from kvrun.instance.parts import open_erasures, open_parts
 from kvrun.storage import Storage, StorageError, open_storage
+from support.s3_server import request, s3_server
 
 
 @dataclass

@@ -62,6 +62,7 @@ class Rig:
     clock: Clock = field(default_factory=Clock)
     gpus: Callable[[Sequence[int]], tuple[GpuNote, ...] | None] = lambda ids: None
     changes: list[tuple[DeploymentState, DeploymentState]] = field(default_factory=list)
+    settings: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.database = Database.open(f"sqlite:///{self.home / 'control.sqlite'}")
@@ -75,7 +76,7 @@ class Rig:
             self.database,
             self.home,
             # An engine within the test's own process cannot be woken.
-            defaults={"erasure.engine_deadline_s": 1},
+            defaults={"erasure.engine_deadline_s": 1, **self.settings},
             launchers=launchers,
             gpus=lambda ids: self.gpus(ids),
             on_change=lambda after, before: self.changes.append((before, after.state)),

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from s3_server import request, s3_server
 
 from kvrun.storage import (
     ObjectExistsError,
@@ -15,6 +14,7 @@ from kvrun.storage import (
     StorageError,
     open_storage,
 )
+from support.s3_server import request, s3_server
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ def run_index_bench(blocks: int) -> Report:
         metric="index",
         value=value,
         unit="bytes a block",
-        against=f"{blocks} blocks, each in memory and on disk",
+        against=f"{blocks} blocks, each in memory, on disk and in a pack",
         goal=str(_GOAL),
         met=_GOAL.holds(value),
     )

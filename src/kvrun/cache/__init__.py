@@ -1,4 +1,4 @@
-"""Where sealed blocks are: the memory tier, the disk tier and the index over both.
+"""Where sealed blocks are: memory, disk and Storage, and the index over them.
 
 Nothing here knows a key or opens a block. A block is an opaque run of sealed bytes under a
 16-byte keyed name, and it belongs to exactly one session of one tenant.

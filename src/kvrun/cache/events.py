@@ -31,6 +31,8 @@ class CacheEventKind(StrEnum):
     LOST = "lost"
     DISK_UNAVAILABLE = "disk_unavailable"
     DISK_AVAILABLE = "disk_available"
+    OBJECTS_UNAVAILABLE = "objects_unavailable"
+    OBJECTS_AVAILABLE = "objects_available"
 
 
 @dataclass(frozen=True, slots=True)

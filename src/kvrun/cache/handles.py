@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
+from typing import NamedTuple
 
 from kvrun.cache.events import Tier
 
@@ -15,12 +16,23 @@ class SealedView:
     tier: Tier
 
 
+class Held(NamedTuple):
+    """What a session has by tier: blocks and their sealed bytes."""
+
+    memory_blocks: int
+    memory_bytes: int
+    disk_blocks: int
+    disk_bytes: int
+    object_blocks: int = 0
+    object_bytes: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class DropReport:
     """What a drop removed: distinct ``blocks`` with their sealed ``bytes``, then by tier.
 
     ``held`` blocks were in use at that moment: they are unlisted, and zeroed when their holder
-    lets go. ``failed`` files could not be removed.
+    lets go. ``failed`` files could not be removed, ``object_failed`` packs are left for later.
     """
 
     blocks: int = 0
@@ -31,6 +43,9 @@ class DropReport:
     disk_bytes: int = 0
     held: int = 0
     failed: int = 0
+    object_blocks: int = 0
+    object_bytes: int = 0
+    object_failed: int = 0
 
 
 class Reservation:

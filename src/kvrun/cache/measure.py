@@ -6,20 +6,25 @@ from pathlib import Path
 
 from kvrun.cache.disk import DiskTier
 from kvrun.cache.memory import MemoryTier
-from kvrun.cache.session import NAME_BYTES
+from kvrun.cache.object_tier import ObjectTier
+from kvrun.cache.pack import PackEntry, PackIndex
+from kvrun.cache.packtable import packed_at
+from kvrun.cache.session import NAME_BYTES, CacheSession
 from kvrun.cache.state import BlockOwner
 from kvrun.cache.store import CacheStore
+from kvrun.storage import open_storage
 
 _CELL_BYTES = 64
+_PACK_BLOCKS = 1024
 # The allocator hands out multiples of 16 bytes; a 16-byte name asks for 49 and gets 64.
 _NAME_PADDING = 15
 
 
 def measure_index_bytes(blocks: int) -> float:
-    """Bytes of index a block when ``blocks`` blocks are both in memory and on disk.
+    """Bytes of index a block when ``blocks`` blocks are in memory, on disk and in packs.
 
-    Counts names, the session's dictionary, cells and slots as Python allocates them; the slab
-    and file contents are not part of it. Nothing of the blocks is written to disk.
+    Counts names, the session's dictionary, cells, slots and places in packs as Python allocates
+    them; the slab and file contents are not part of it. Nothing of the blocks is written anywhere.
     """
     if blocks <= 0:
         raise ValueError(f"blocks is {blocks}; it must be positive")
@@ -29,15 +34,30 @@ def measure_index_bytes(blocks: int) -> float:
             before, _ = tracemalloc.get_traced_memory()
             memory = MemoryTier[BlockOwner](max(4096, blocks * _CELL_BYTES), lock=False)
             disk = DiskTier(Path(folder) / "cache", max_bytes=2**50)
+            storage = open_storage(f"file://{folder}/storage")
             store = CacheStore(
-                memory=memory, disk=disk, on_event=lambda event: None, background=False
+                memory=memory,
+                disk=disk,
+                objects=ObjectTier(storage, storage, "measured"),
+                on_event=lambda event: None,
+                background=False,
             )
             store.carve(_CELL_BYTES)
             session = store.session("tenant", "session", epoch=1)
-            for number in range(blocks):
-                session.index_for_measuring(number.to_bytes(NAME_BYTES, "big"), _CELL_BYTES)
+            for first in range(0, blocks, _PACK_BLOCKS):
+                _index_pack(session, range(first, min(blocks, first + _PACK_BLOCKS)))
             after, _ = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
         store.close()
     return (after - before) / blocks + _NAME_PADDING
+
+
+def _index_pack(session: CacheSession, numbers: range) -> None:
+    entries = tuple(PackEntry(n.to_bytes(NAME_BYTES, "big"), _CELL_BYTES) for n in numbers)
+    assert session.packs is not None
+    index = PackIndex(bytes(32), numbers.start, entries)
+    number = session.packs.table.add(str(numbers.start), index)
+    assert number is not None
+    for position, entry in enumerate(entries):
+        session.index_for_measuring(entry.name, entry.size, packed_at(number, position))

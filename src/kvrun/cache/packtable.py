@@ -42,12 +42,21 @@ class Pack:
         return self.starts[entry], self.starts[entry + 1] - self.starts[entry]
 
 
-class PackTable:
-    """The packs of one session that are indexed."""
+@dataclass(slots=True)
+class PackTotals:
+    """What the indexes of all sessions point to in packs."""
 
-    def __init__(self) -> None:
+    blocks: int = 0
+    bytes: int = 0
+
+
+class PackTable:
+    """The packs of one session that are indexed; ``totals`` are those of all sessions."""
+
+    def __init__(self, totals: PackTotals) -> None:
         self.blocks = 0
         self.bytes = 0
+        self._totals = totals
         self._packs: list[Pack | None] = []
         self._numbers: dict[str, int] = {}
 
@@ -83,6 +92,10 @@ class PackTable:
         self._numbers[name] = number
         return number
 
+    def number(self, name: str) -> int:
+        """The number of a pack that is in, -1 for any other."""
+        return self._numbers.get(name, -1)
+
     def remove(self, name: str) -> int | None:
         """Forgets a pack; the number that it had."""
         number = self._numbers.pop(name, None)
@@ -90,14 +103,13 @@ class PackTable:
             return None
         pack = self._packs[number]
         assert pack is not None
-        self.blocks -= pack.live_blocks
-        self.bytes -= pack.live_bytes
+        self._add(-pack.live_blocks, -pack.live_bytes)
         self._packs[number] = None
         return number
 
     def find(self, packed: int) -> tuple[Pack, int] | None:
         """The pack of a place and the block's number in it."""
-        number, entry = packed >> _ENTRY_BITS, packed & _ENTRY_MASK
+        number, entry = number_of(packed), entry_of(packed)
         pack = self._packs[number] if number < len(self._packs) else None
         return (pack, entry) if pack is not None and entry < pack.blocks else None
 
@@ -116,7 +128,7 @@ class PackTable:
 
     def clear(self) -> None:
         """Forgets everything."""
-        self.blocks = self.bytes = 0
+        self._add(-self.blocks, -self.bytes)
         self._packs.clear()
         self._numbers.clear()
 
@@ -128,8 +140,13 @@ class PackTable:
         size = pack.span(entry)[1] * step
         pack.live_blocks += step
         pack.live_bytes += size
-        self.blocks += step
+        self._add(step, size)
+
+    def _add(self, blocks: int, size: int) -> None:
+        self.blocks += blocks
         self.bytes += size
+        self._totals.blocks += blocks
+        self._totals.bytes += size
 
 
 def packed_at(number: int, entry: int) -> int:
@@ -140,3 +157,8 @@ def packed_at(number: int, entry: int) -> int:
 def number_of(packed: int) -> int:
     """The number of a place's pack."""
     return packed >> _ENTRY_BITS
+
+
+def entry_of(packed: int) -> int:
+    """Which block of its pack a place is."""
+    return packed & _ENTRY_MASK

@@ -1,4 +1,4 @@
-"""One session's blocks: its index over both tiers, and every way to reach a sealed block.
+"""One session's blocks: its index over all tiers, and every way to reach a sealed block.
 
 After :meth:`CacheSession.drop` the object is dead: look-ups miss, stores are refused and a
 reservation that commits late leaves nothing behind.
@@ -9,17 +9,16 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from kvrun.cache.disk import DiskSession, DiskTier
 from kvrun.cache.events import CacheEventKind, Tier
-from kvrun.cache.handles import DropReport, Reservation, SealedView
-from kvrun.cache.sessionindex import SessionIndex
-from kvrun.cache.state import CacheState, cell_of, place_of, slot_of
+from kvrun.cache.fetching import Fetcher
+from kvrun.cache.handles import DropReport, Held, Reservation, SealedView
+from kvrun.cache.sessionreads import SessionReads
+from kvrun.cache.state import CacheState, cell_of, packed_of, place_of, slot_of
 
 NAME_BYTES = 16
-_MAX_UNCARVED_READ = 64 * 2**20
 
 
-class CacheSession(SessionIndex):
+class CacheSession(SessionReads):
     """The blocks of one session; made by ``CacheStore.session``. Thread-safe."""
 
     def __init__(
@@ -29,11 +28,12 @@ class CacheSession(SessionIndex):
         session_ref: str,
         epoch: int,
         *,
+        fetcher: Fetcher | None,
         previous: "CacheSession | None",
         on_drop: Callable[["CacheSession"], None],
         on_dropped: Callable[["CacheSession"], None],
     ) -> None:
-        super().__init__(state, tenant_ref, session_ref)
+        super().__init__(state, tenant_ref, session_ref, fetcher)
         self.epoch = epoch
         self._previous = previous
         self._on_drop = on_drop
@@ -50,7 +50,8 @@ class CacheSession(SessionIndex):
         codes = bytearray(len(names))
         cells = array("i")
         slots = array("i")
-        state = self._state
+        state, fetched = self._state, self._fetched
+        reachable = state.objects is not None and state.objects.accepts()
         with state.lock:
             index = self._index
             for position, name in enumerate(names):
@@ -59,8 +60,10 @@ class CacheSession(SessionIndex):
                 if slot >= 0:
                     codes[position] = Tier.DISK
                     slots.append(slot)
+                elif reachable and packed_of(place) >= 0:
+                    codes[position] = Tier.OBJECT
                 if cell >= 0:
-                    codes[position] = Tier.MEMORY
+                    codes[position] = Tier.OBJECT if name in fetched else Tier.MEMORY
                     cells.append(cell)
             # Last first: the head of a prefix is then used latest and evicted last.
             for cell in reversed(cells):
@@ -106,7 +109,7 @@ class CacheSession(SessionIndex):
                 return None
             if not 0 < size <= memory.cell_bytes:
                 raise ValueError(f"a block of {size} bytes; a cell holds 1..{memory.cell_bytes}")
-            if name in self._index or name in self._reserved:
+            if name in self._reserved or self._is_stored_locked(name):
                 state.counters.already_stored += 1
                 return None
             cell = state.allocate_locked()
@@ -124,28 +127,24 @@ class CacheSession(SessionIndex):
     def read(self, name: bytes) -> Iterator[SealedView | None]:
         """The sealed bytes of a block while the context lasts, or None when it is nowhere.
 
-        A block read from disk is kept in memory when there is room. The view must not outlive
-        the context: BufferError is raised where something still refers to it.
+        A block that is not in memory is kept there when there is room; one in Storage is waited
+        for a bounded time. The view must not outlive the context: BufferError is raised where
+        something still refers to it.
         """
-        state = self._state
-        with state.lock:
+        with self._state.lock:
             place = self._index.get(name, 0)
-            cell, slot = cell_of(place), slot_of(place)
-            if cell >= 0:
-                state.memory.pin(cell)
-                size = state.memory.size(cell)
-        if cell >= 0:
-            view = state.memory.view(cell, size).toreadonly()
-            try:
-                yield SealedView(view, Tier.MEMORY)
-            finally:
-                state.unpin([cell])
-                view.release()
-        elif slot >= 0:
+        cell, slot = cell_of(place), slot_of(place)
+        if cell < 0 <= slot:
             with self._read_disk(name, slot) as sealed:
                 yield sealed
-        else:
-            yield None
+            return
+        loose = None
+        if cell < 0 <= packed_of(place) and self._fetcher is not None:
+            loose = self._fetcher.wait(self, name).get(name)
+        with self._read_memory(name) as sealed:
+            if sealed is None and loose is not None and not self.dropped:
+                sealed = SealedView(loose.toreadonly(), Tier.OBJECT)
+            yield sealed
 
     def quarantine(self, name: bytes) -> bool:
         """Takes a block that did not open out of every tier; False when it was not listed."""
@@ -155,6 +154,7 @@ class CacheSession(SessionIndex):
             cell, slot = cell_of(place), slot_of(place)
             size = state.memory.size(cell) if cell >= 0 else 0
             free = [cell] if cell >= 0 and state.memory.delist(cell) else []
+            packed = self._bury_locked(name, place)
         if not place:
             return False
         state.scrub(free)
@@ -163,23 +163,28 @@ class CacheSession(SessionIndex):
             state.disk.remove(self._disk, name, slot, keep=True)
         with state.lock:
             state.counters.quarantined += 1
-        tier = Tier.DISK if slot >= 0 else Tier.MEMORY
+        tier = Tier.MEMORY
+        if slot >= 0 or packed:
+            tier = Tier.DISK if slot >= 0 else Tier.OBJECT
         self._event(CacheEventKind.QUARANTINED, tier, 1, size)
         state.deliver()
         return True
 
-    def measure(self) -> tuple[int, int, int, int]:
-        """Blocks and sealed bytes in memory, then on disk."""
+    def measure(self) -> Held:
+        """Blocks and sealed bytes by tier; in Storage those in packs that were found so far."""
         state = self._state
         with state.lock:
             cells = [cell for place in self._index.values() if (cell := cell_of(place)) >= 0]
             memory_bytes = sum(map(state.memory.size, cells))
+            table = self.packs.table if self.packs is not None else None
+            packed = (table.blocks, table.bytes) if table is not None else (0, 0)
         if state.disk is None:
-            return len(cells), memory_bytes, 0, 0
+            return Held(len(cells), memory_bytes, 0, 0, *packed)
         if self._disk is None:
             files = state.disk.folder.blocks(self.tenant_ref, self.session_ref)
-            return len(cells), memory_bytes, len(files), sum(file.size for file in files)
-        return len(cells), memory_bytes, self._disk.blocks, self._disk.bytes
+            size = sum(file.size for file in files)
+            return Held(len(cells), memory_bytes, len(files), size, *packed)
+        return Held(len(cells), memory_bytes, self._disk.blocks, self._disk.bytes, *packed)
 
     def drop(self) -> DropReport:
         """Removes every block of the session from every tier, and refuses all later stores.
@@ -210,11 +215,12 @@ class CacheSession(SessionIndex):
                 )
                 with self._state.lock:
                     for name, slot in blocks:
-                        self._index[name] = place_of(-1, slot)
+                        packed = packed_of(self._index.get(name, 0))
+                        self._index[name] = place_of(-1, slot, packed)
             self._opened = True
 
-    def index_for_measuring(self, name: bytes, size: int) -> None:
-        """Lists a block in both tiers without content, to measure what the index takes."""
+    def index_for_measuring(self, name: bytes, size: int, packed: int = -1) -> None:
+        """Lists a block in every tier without content, to measure what the index takes."""
         state = self._state
         assert state.disk is not None
         assert self._disk is not None
@@ -223,7 +229,16 @@ class CacheSession(SessionIndex):
             cell = state.allocate_locked()
             assert cell is not None
             state.memory.enlist(cell, self, name, size)
-            self._index[name] = place_of(cell, slot)
+            self._index[name] = place_of(cell, slot, packed)
+            if packed >= 0 and self.packs is not None:
+                self.packs.table.revive(packed)
+
+    def _is_stored_locked(self, name: bytes) -> bool:
+        """Whether a block is where it can be read now: not in Storage while that is away."""
+        place, objects = self._index.get(name, 0), self._state.objects
+        if cell_of(place) >= 0 or slot_of(place) >= 0:
+            return True
+        return packed_of(place) >= 0 and objects is not None and objects.accepts()
 
     def _end_reservation(self, name: bytes, cell: int, size: int, *, keep: bool) -> bool:
         state = self._state
@@ -240,7 +255,11 @@ class CacheSession(SessionIndex):
         state = self._state
         state.counters.stored += 1
         state.memory.enlist(cell, self, name, size)
-        self._index[name] = place_of(cell, -1)
+        # It may have been found in a pack since its reservation.
+        packed = packed_of(self._index.get(name, 0))
+        self._index[name] = place_of(cell, -1, packed)
+        if packed < 0:
+            self._offer_new_locked(name, size)
         if state.disk is None or state.writer is None:
             return
         if not state.disk.accepts_writes():
@@ -250,81 +269,19 @@ class CacheSession(SessionIndex):
         else:
             self._not_persisted(size, CacheEventKind.PERSIST_SKIPPED, "queue full")
 
-    @contextmanager
-    def _read_disk(self, name: bytes, slot: int) -> Iterator[SealedView | None]:
-        state = self._state
-        disk, session = state.disk, self._disk
-        assert disk is not None
-        assert session is not None
-        size = disk.size(session, name, slot)
-        if size is None:
-            self._lost(name, slot, "removed")
-            yield None
-            return
-        with state.lock:
-            fits = 0 < size <= state.memory.cell_bytes and not self.dropped
-            cell = state.allocate_locked() if fits else None
-        if cell is None:
-            limit = state.memory.cell_bytes or _MAX_UNCARVED_READ
-            room = memoryview(bytearray(min(size, limit)))
-        else:
-            room = state.memory.view(cell, size)
-        listed = False
-        view: memoryview | None = None
-        try:
-            view = self._fill(disk, session, name, slot, room)
-            if view is not None and cell is not None and len(view) == size:
-                listed = self._promote(disk, name, slot, cell, size)
-            yield SealedView(view, Tier.DISK) if view is not None else None
-        finally:
-            if cell is not None:
-                if listed:
-                    state.unpin([cell])
-                else:
-                    state.scrub([cell])
-            if view is not None:
-                view.release()
-            room.release()
-
-    def _fill(
-        self, disk: DiskTier, session: DiskSession, name: bytes, slot: int, room: memoryview
-    ) -> memoryview | None:
-        """Reads a block's file into ``room``; its bytes, or None when it cannot be read."""
-        try:
-            done = disk.read_into(session, name, room)
-        except OSError as error:
-            self._lost(name, slot, error.strerror or str(error))
-            return None
-        with self._state.lock:
-            self._state.counters.restored += 1
-        self._event(CacheEventKind.RESTORED, Tier.DISK, 1, done)
-        return room[:done].toreadonly()
-
-    def _promote(self, disk: DiskTier, name: bytes, slot: int, cell: int, size: int) -> bool:
-        """Lists a cell just read from disk, pinned once, unless the block moved meanwhile."""
-        state = self._state
-        shared = disk.name(slot)
-        with state.lock:
-            place = self._index.get(name, 0)
-            if self.dropped or cell_of(place) >= 0 or slot_of(place) != slot:
-                return False
-            state.memory.enlist(cell, self, shared if shared == name else name, size, pins=1)
-            self._index[name] = place_of(cell, slot)
-            return True
-
     def _drop(self) -> DropReport:
         state = self._state
         memory = state.memory
         free: list[int] = []
         on_disk: list[tuple[bytes, int]] = []
-        blocks = size = held = disk_only = 0
+        blocks = size = held = elsewhere = 0
         with state.lock:
             self.dropped = True
-            if state.writer is not None:
-                for waiting in state.writer.discard_locked(self):
-                    # Its cell is still listed, unless quarantined: then it ends here.
-                    if memory.unpin(waiting.cell):
-                        free.append(waiting.cell)
+            # A waiting block's cell is still listed, unless quarantined: then it ends here.
+            waiting = [b.cell for b in state.writer.discard_locked(self)] if state.writer else []
+            if state.packer is not None:
+                waiting += [b.cell for b in state.packer.discard_locked(self) if b.cell >= 0]
+            free += [cell for cell in waiting if memory.unpin(cell)]
             for name, place in self._index.items():
                 cell = cell_of(place)
                 if cell >= 0:
@@ -338,7 +295,10 @@ class CacheSession(SessionIndex):
                 if slot >= 0:
                     on_disk.append((name, slot))
                     if cell < 0 and state.disk is not None and self._disk is not None:
-                        disk_only += state.disk.size(self._disk, name, slot) or 0
+                        elsewhere += state.disk.size(self._disk, name, slot) or 0
+                elif cell < 0 and self.packs is not None:
+                    elsewhere += self.packs.table.size(packed_of(place))
+            self._fetched.clear()
             distinct = len(self._index)
             self._index.clear()
             held += len(self._reserved)
@@ -351,17 +311,23 @@ class CacheSession(SessionIndex):
                 else state.disk.drop_unopened(self.tenant_ref, self.session_ref)
             )
         unopened = files is not None and self._disk is None
+        packs = self.packs.drop() if self.packs is not None else None
         report = DropReport(
             blocks=files.blocks if files and unopened else distinct,
-            bytes=files.bytes if files and unopened else size + disk_only,
+            bytes=files.bytes if files and unopened else size + elsewhere,
             memory_blocks=blocks,
             memory_bytes=size,
             disk_blocks=files.blocks if files else 0,
             disk_bytes=files.bytes if files else 0,
             held=held,
             failed=files.failed if files else 0,
+            object_blocks=packs.blocks if packs else 0,
+            object_bytes=packs.bytes if packs else 0,
+            object_failed=packs.failed if packs else 0,
         )
         self._event(CacheEventKind.DROPPED, Tier.MEMORY, blocks, size)
         if files:
             self._event(CacheEventKind.DROPPED, Tier.DISK, files.blocks, files.bytes)
+        if packs:
+            self._event(CacheEventKind.DROPPED, Tier.OBJECT, packs.blocks, packs.bytes)
         return report

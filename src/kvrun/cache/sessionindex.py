@@ -1,4 +1,4 @@
-"""A session's index over both tiers, and how its blocks come to be on disk."""
+"""A session's index over all tiers, and how its blocks come to be on disk."""
 
 import logging
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from kvrun.cache.disk import DiskSession
 from kvrun.cache.errors import DiskWriteError
 from kvrun.cache.events import CacheEventKind, Tier
 from kvrun.cache.placement import is_allowed
-from kvrun.cache.state import CacheState, cell_of, place_of, slot_of
+from kvrun.cache.state import CacheState, cell_of, packed_of, place_of, slot_of
 from kvrun.cache.writebehind import WaitingBlock
 
 _log = logging.getLogger(__name__)
@@ -51,8 +51,8 @@ class SessionIndex:
 
     def forget_all_cells_locked(self) -> None:
         """The memory tier was emptied; the index lock is held."""
-        kept = {n: place_of(-1, slot_of(p)) for n, p in self._index.items() if slot_of(p) >= 0}
-        self._index = kept
+        places = ((n, place_of(-1, slot_of(p), packed_of(p))) for n, p in self._index.items())
+        self._index = {name: place for name, place in places if place}
 
     def _persist_one(self, block: WaitingBlock) -> bool:
         state = self._state
@@ -72,8 +72,8 @@ class SessionIndex:
         finally:
             view.release()
         with state.lock:
-            if self._index.get(block.name, 0) == place_of(block.cell, -1):
-                self._index[block.name] = place_of(block.cell, slot)
+            if self._is_waiting_locked(block):
+                self._update_locked(block.name, slot=slot)
                 return True
         # Quarantined or dropped while the file was written.
         disk.remove(session, block.name, slot)
@@ -81,7 +81,11 @@ class SessionIndex:
 
     def _is_waiting(self, block: WaitingBlock) -> bool:
         with self._state.lock:
-            return self._index.get(block.name, 0) == place_of(block.cell, -1)
+            return self._is_waiting_locked(block)
+
+    def _is_waiting_locked(self, block: WaitingBlock) -> bool:
+        place = self._index.get(block.name, 0)
+        return cell_of(place) == block.cell and slot_of(place) < 0
 
     def _deleted_from_disk(self, blocks: Sequence[tuple[bytes, int, int]]) -> None:
         with self._state.lock:
@@ -108,23 +112,32 @@ class SessionIndex:
         return True
 
     def _update_locked(
-        self, name: bytes, *, cell: int | None = None, slot: int | None = None
+        self,
+        name: bytes,
+        *,
+        cell: int | None = None,
+        slot: int | None = None,
+        packed: int | None = None,
     ) -> None:
-        place = self._index[name]
+        place = self._index.get(name, 0)
         place = place_of(
-            cell_of(place) if cell is None else cell, slot_of(place) if slot is None else slot
+            cell_of(place) if cell is None else cell,
+            slot_of(place) if slot is None else slot,
+            packed_of(place) if packed is None else packed,
         )
         if place:
             self._index[name] = place
         else:
-            del self._index[name]
+            self._index.pop(name, None)
 
-    def _not_persisted(self, size: int, kind: CacheEventKind, reason: str) -> None:
+    def _not_persisted(
+        self, size: int, kind: CacheEventKind, reason: str, tier: Tier = Tier.DISK
+    ) -> None:
         if kind is CacheEventKind.PERSIST_DENIED:
             self._state.counters.persist_denied += 1
         else:
             self._state.counters.persist_skipped += 1
-        self._event(kind, Tier.DISK, 1, size, reason)
+        self._event(kind, tier, 1, size, reason)
 
     def _event(
         self, kind: CacheEventKind, tier: Tier, blocks: int, size: int, reason: str = ""

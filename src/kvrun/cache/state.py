@@ -1,4 +1,4 @@
-"""What all sessions of a store share: the index lock, both tiers, counters and the write-behind."""
+"""What all sessions of a store share: the index lock, the tiers, counters and the write-behind."""
 
 import logging
 import threading
@@ -9,6 +9,8 @@ from typing import Protocol
 from kvrun.cache.disk import DiskTier
 from kvrun.cache.events import CacheEvent, CacheEventKind, EventCounter, Tier
 from kvrun.cache.memory import MemoryTier
+from kvrun.cache.object_tier import ObjectTier
+from kvrun.cache.packqueue import PackQueue
 from kvrun.cache.placement import Gate
 from kvrun.cache.writebehind import WriteBehind
 
@@ -82,18 +84,24 @@ class CacheState:
         *,
         memory: MemoryTier[BlockOwner],
         disk: DiskTier | None,
+        objects: ObjectTier | None,
         on_event: Callable[[CacheEvent], None],
         gate: Gate,
         now: Callable[[], float],
+        wall: Callable[[], float],
         write_delay_s: float,
         queue_bytes: int,
     ) -> None:
         self.lock = threading.Lock()
         self.memory = memory
         self.disk = disk
+        self.objects = objects
         self.gate = gate
+        self.now = now
+        self.wall = wall
         self.counters = CacheCounters()
         self.events = EventCounter()
+        self.on_objects_back: Callable[[], None] = lambda: None
         self._on_event = on_event
         self.writer: WriteBehind | None = None
         if disk is not None:
@@ -105,6 +113,18 @@ class CacheState:
                 now=now,
                 after_batch=self.deliver,
             )
+        self.packer: PackQueue | None = None
+        if objects is not None:
+            objects.on_change = self._objects_changed
+            settings = objects.settings
+            self.packer = PackQueue(
+                threading.Condition(self.lock),
+                pack_bytes=settings.pack_bytes,
+                age_s=settings.pack_age_s,
+                limit_bytes=min(settings.queue_bytes, memory.slab_bytes // 4),
+                now=now,
+                idle=self.look_after_objects,
+            )
 
     def allocate_locked(self) -> int | None:
         """A detached cell, evicting the least recently used block if it must; None if none."""
@@ -115,6 +135,8 @@ class CacheState:
         if victim is None:
             if self.writer is not None:
                 self.writer.hurry_locked()
+            if self.packer is not None:
+                self.packer.hurry_locked()
             return None
         owner = self.memory.owner(victim)
         name, size = self.memory.name(victim), self.memory.size(victim)
@@ -152,6 +174,19 @@ class CacheState:
             except Exception:
                 self.counters.events_failed += 1
                 _log.exception("a cache event was not recorded: %s", event.kind)
+
+    def look_after_objects(self) -> None:
+        """Finds out whether Storage is back, and deletes there what is still to be deleted."""
+        if self.objects is not None:
+            self.objects.probe()
+            self.objects.retry_deletions()
+        self.deliver()
+
+    def _objects_changed(self, available: bool, reason: str) -> None:
+        kind = CacheEventKind.OBJECTS_AVAILABLE if available else CacheEventKind.OBJECTS_UNAVAILABLE
+        self.events.add(kind, Tier.OBJECT, reason=reason)
+        if available:
+            self.on_objects_back()
 
     def _disk_changed(self, available: bool, reason: str) -> None:
         kind = CacheEventKind.DISK_AVAILABLE if available else CacheEventKind.DISK_UNAVAILABLE

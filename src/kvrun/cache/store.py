@@ -1,24 +1,29 @@
-"""The cache store: which sessions exist, and the life of both tiers.
+"""The cache store: which sessions exist, and the life of the tiers.
 
-A store without a disk tier (a stateless deployment) writes nothing anywhere.
+A store without a disk and an object tier (a stateless deployment) writes nothing anywhere.
 """
 
 import heapq
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 from kvrun.cache.disk import DiskTier
 from kvrun.cache.errors import SessionDroppedError
 from kvrun.cache.events import CacheEvent, Tier
+from kvrun.cache.fetching import Fetcher
 from kvrun.cache.folder import checked_ref
-from kvrun.cache.handles import DropReport, Reservation
+from kvrun.cache.handles import DropReport, Held, Reservation
 from kvrun.cache.memory import MemoryTier, TenantUsage
+from kvrun.cache.object_tier import ObjectTier
+from kvrun.cache.packtable import PackTotals
 from kvrun.cache.placement import OPEN_GATE, Gate
 from kvrun.cache.session import CacheSession
+from kvrun.cache.sessionpacks import PackKeys
 from kvrun.cache.state import BlockOwner, CacheCounters, CacheState
+from kvrun.errors import KvrunError
 
 __all__ = ["CacheSession", "CacheStats", "CacheStore", "DropReport", "Reservation", "Tier"]
 
@@ -40,12 +45,16 @@ class CacheStats:
     sessions: int
     tenants: dict[str, TenantUsage]
     counters: CacheCounters
+    has_objects: bool = False
+    object_bytes: int = 0
+    object_available: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class CacheLevels:
-    """How full the tiers are, without what takes time to add up. Disk blocks are those of sessions
-    that were opened since the start; a capacity of 0 means that there is no such tier."""
+    """How full the tiers are, without what takes time to add up. Blocks on disk and in Storage are
+    those of sessions that were opened since the start; a capacity of 0 means that there is no such
+    tier. ``undeleted`` counts sessions whose packs are still to be deleted."""
 
     memory_blocks: int
     memory_bytes: int
@@ -55,6 +64,12 @@ class CacheLevels:
     disk_capacity_bytes: int
     disk_available: bool
     waiting_bytes: int
+    has_objects: bool = False
+    object_blocks: int = 0
+    object_bytes: int = 0
+    object_available: bool = False
+    object_waiting_bytes: int = 0
+    undeleted: int = 0
 
 
 class CacheStore:
@@ -72,9 +87,11 @@ class CacheStore:
         *,
         memory: MemoryTier[BlockOwner],
         disk: DiskTier | None,
+        objects: ObjectTier | None = None,
         on_event: Callable[[CacheEvent], None],
         gate: Gate = OPEN_GATE,
         now: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
         write_delay_s: float = 0.5,
         queue_bytes: int = 2**30,
         background: bool = True,
@@ -82,17 +99,25 @@ class CacheStore:
         self._state = CacheState(
             memory=memory,
             disk=disk,
+            objects=objects,
             on_event=on_event,
             gate=gate,
             now=now,
+            wall=wall,
             write_delay_s=write_delay_s,
             queue_bytes=queue_bytes,
         )
         self._table_lock = threading.Lock()
         self._sessions: dict[tuple[str, str], CacheSession] = {}
         self._tombstones: OrderedDict[tuple[str, str], int] = OrderedDict()
+        self._fetcher = None
+        if objects is not None:
+            self._fetcher = Fetcher(objects, self._state.lock, now=now)
+            self._state.on_objects_back = self._offer_unpacked
         if background and self._state.writer is not None:
             self._state.writer.start()
+        if background and self._state.packer is not None:
+            self._state.packer.start()
 
     def carve(self, cell_bytes: int, *, timeout_s: float = 10.0) -> bool:
         """Sets the cell size that the engine needs; the same size keeps the content (True).
@@ -112,33 +137,73 @@ class CacheStore:
                     session.forget_all_cells_locked()
         return kept
 
-    def session(self, tenant_ref: str, session_ref: str, *, epoch: int) -> CacheSession:
+    @property
+    def has_objects(self) -> bool:
+        """Whether there is an object tier."""
+        return self._state.objects is not None
+
+    def session(
+        self, tenant_ref: str, session_ref: str, *, epoch: int, packs: PackKeys | None = None
+    ) -> CacheSession:
         """The session's blocks, listed from disk on first use (which may take a while).
 
-        The same ``epoch`` (the key's generation) gives the same object; a higher one drops what
-        the lower one stored. Raises SessionDroppedError when that epoch was dropped or replaced.
+        With ``packs`` its packs in Storage are looked for in the background; at first use that is
+        waited for, for a moment. The same ``epoch`` (the key's generation) gives the same object; a
+        higher one drops what the lower one stored. Raises SessionDroppedError when that epoch was
+        dropped or replaced.
         """
         session = self._entry(tenant_ref, session_ref, epoch)
         session.open()
+        if packs is not None:
+            session.use_packs(packs, wait=True)
         return session
 
-    def measure(self, tenant_ref: str, session_ref: str) -> tuple[int, int, int, int]:
-        """Blocks and sealed bytes of a session in memory, then on disk, opened or not."""
+    def prepare(self, tenant_ref: str, session_ref: str, *, epoch: int, packs: PackKeys) -> None:
+        """Begins to look for a session's packs: a request of it may come soon."""
+        if self.has_objects:
+            self._entry(tenant_ref, session_ref, epoch).use_packs(packs, wait=False)
+
+    def measure(self, tenant_ref: str, session_ref: str, *, ask: bool = False) -> Held:
+        """What a session has by tier, opened or not.
+
+        Packs of sessions that were not opened are counted only with ``ask``: Storage is asked then,
+        and counts as empty where it does not answer.
+        """
+        state = self._state
         with self._table_lock:
             session = self._sessions.get((tenant_ref, session_ref))
         if session is not None:
-            return session.measure()
-        disk = self._state.disk
-        files = disk.folder.blocks(tenant_ref, session_ref) if disk is not None else []
-        return 0, 0, len(files), sum(file.size for file in files)
+            held = session.measure()
+            known = session.packs is not None and session.packs.loaded
+        else:
+            files = state.disk.folder.blocks(tenant_ref, session_ref) if state.disk else []
+            held, known = Held(0, 0, len(files), sum(file.size for file in files)), False
+        if not ask or known or state.objects is None:
+            return held
+        try:
+            packs = state.objects.packs(tenant_ref, session_ref)
+        except KvrunError:
+            return held
+        return held._replace(
+            object_blocks=sum(pack.blocks for pack in packs),
+            object_bytes=sum(pack.size_bytes for pack in packs),
+        )
 
-    def session_refs(self) -> list[tuple[str, str]]:
-        """Every (tenant_ref, session_ref) with blocks on some tier, opened or not."""
+    def session_refs(self, tenant_refs: Collection[str] | None = None) -> list[tuple[str, str]]:
+        """Every (tenant_ref, session_ref) with blocks on some tier, opened or not.
+
+        Those of some tenants only, where they are named. Storage counts as empty where it does not
+        answer.
+        """
+        state = self._state
         with self._table_lock:
             found = set(self._sessions)
-        if self._state.disk is not None:
-            found.update(self._state.disk.session_refs())
-        return sorted(found)
+        if state.disk is not None:
+            found.update(state.disk.session_refs())
+        if state.objects is not None:
+            for tenant_ref in [""] if tenant_refs is None else tenant_refs:
+                found.update(state.objects.session_refs(tenant_ref))
+        return sorted(ref for ref in found if tenant_refs is None or ref[0] in tenant_refs)
 
     def drop(self, tenant_ref: str, session_ref: str, *, epoch: int | None = None) -> DropReport:
         """Removes a session from every tier, also one that nobody opened since start.
@@ -161,6 +226,8 @@ class CacheStore:
     def work(self) -> int:
         """Writes one batch of due blocks and delivers events; returns how many blocks it took."""
         count = self._state.writer.run_due() if self._state.writer is not None else 0
+        if self._state.packer is not None:
+            count += self._state.packer.run_due()
         self._state.deliver()
         return count
 
@@ -169,8 +236,10 @@ class CacheStore:
         self._state.deliver()
 
     def flush(self, timeout_s: float = 60.0) -> bool:
-        """Writes everything that waits for disk; False when time ran out."""
+        """Writes everything that waits for disk or Storage; False when time ran out."""
         done = self._state.writer.flush(timeout_s) if self._state.writer is not None else True
+        if self._state.packer is not None:
+            done = self._state.packer.flush(timeout_s) and done
         self._state.deliver()
         return done
 
@@ -179,6 +248,10 @@ class CacheStore:
         done = self.flush(timeout_s)
         if self._state.writer is not None:
             self._state.writer.stop()
+        if self._state.packer is not None:
+            self._state.packer.stop()
+        if self._fetcher is not None:
+            self._fetcher.close()
         if self._state.disk is not None:
             self._state.disk.close()
         self._state.deliver()
@@ -192,7 +265,7 @@ class CacheStore:
             sessions = len(self._sessions)
         state = self._state
         with state.lock:
-            memory, disk = state.memory, state.disk
+            memory, disk, objects = state.memory, state.disk, state.objects
             return CacheStats(
                 cell_bytes=memory.cell_bytes,
                 cells=memory.cells,
@@ -205,12 +278,16 @@ class CacheStore:
                 sessions=sessions,
                 tenants={tenant: replace(usage) for tenant, usage in memory.usage.items()},
                 counters=replace(state.counters),
+                has_objects=objects is not None,
+                object_bytes=objects.totals.bytes if objects is not None else 0,
+                object_available=objects is not None and objects.available,
             )
 
     def levels(self) -> CacheLevels:
         """How full the tiers are; cheap enough to ask every few seconds under load."""
         state = self._state
-        memory, disk = state.memory, state.disk
+        memory, disk, objects = state.memory, state.disk, state.objects
+        packed = objects.totals if objects is not None else PackTotals()
         with state.lock:
             return CacheLevels(
                 memory_blocks=memory.listed_blocks,
@@ -221,6 +298,12 @@ class CacheStore:
                 disk_capacity_bytes=disk.max_bytes if disk is not None else 0,
                 disk_available=disk is not None and disk.available,
                 waiting_bytes=state.writer.waiting_bytes if state.writer is not None else 0,
+                has_objects=objects is not None,
+                object_blocks=packed.blocks,
+                object_bytes=packed.bytes,
+                object_available=objects is not None and objects.available,
+                object_waiting_bytes=state.packer.waiting_bytes if state.packer is not None else 0,
+                undeleted=objects.undeleted if objects is not None else 0,
             )
 
     def counters(self) -> CacheCounters:
@@ -245,6 +328,13 @@ class CacheStore:
         )
         return found
 
+    def _offer_unpacked(self) -> None:
+        with self._table_lock:
+            sessions = list(self._sessions.values())
+        for session in sessions:
+            if session.packs is not None and session.packs.behind:
+                session.offer_unpacked()
+
     def _entry(self, tenant_ref: str, session_ref: str, epoch: int) -> CacheSession:
         key = (checked_ref(tenant_ref), checked_ref(session_ref))
         with self._table_lock:
@@ -266,6 +356,7 @@ class CacheStore:
                 self._state,
                 *key,
                 epoch,
+                fetcher=self._fetcher,
                 previous=current,
                 on_drop=self._bury,
                 on_dropped=self._forget,

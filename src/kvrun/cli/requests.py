@@ -25,6 +25,7 @@ _ROWS = (
     ("reused from engine memory", "engine_tokens"),
     ("reused from the memory tier", "memory_tokens"),
     ("reused from the disk tier", "disk_tokens"),
+    ("reused from Storage", "object_tokens"),
     ("blocks sealed", "sealed_blocks"),
     ("blocks that did not open", "failed_blocks"),
 )

@@ -121,6 +121,9 @@ def _print(answer: dict[str, Any], witnesses: str) -> None:
     facts.add_row("sessions with a key", str(instance["sessions"]))
     facts.add_row("memory cells free", f"{cache['free_cells']} of {cache['cells']}")
     facts.add_row("disk tier", size_text(cache["disk_bytes"]))
+    if cache["has_objects"]:
+        state = "" if cache["object_available"] else ", [red]Storage does not answer[/]"
+        facts.add_row("object tier", f"{size_text(cache['object_bytes'])}{state}")
     facts.add_row("audit log", audit_text(msgspec.convert(instance["audit"], LogHealth)))
     for name, value in sorted(instance["protections"].items()):
         facts.add_row(f"protection: {name}", value)

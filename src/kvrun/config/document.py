@@ -48,6 +48,29 @@ class KvrunConfig(Section):
         """The daemon's socket."""
         return self.instance.socket or self.layout.instance_socket
 
+    @property
+    def object_tier(self) -> bool:
+        """Whether sealed blocks go to Storage too."""
+        url, asked = self.storage.url, self.instance.object_tier
+        if url is None or self.deployment.stateless or asked == "off":
+            return False
+        return asked == "on" or not url.startswith("file:")
+
+    @model_validator(mode="after")
+    def _object_tier_has_a_place(self) -> Self:
+        if self.instance.object_tier != "on":
+            return self
+        if self.storage.url is None:
+            raise ValueError("instance.object_tier = 'on' needs storage.url: where to keep blocks")
+        own = self.layout.storage_root.absolute()
+        folder = self.storage.url.removeprefix("file://")
+        if folder != self.storage.url and Path(folder).absolute() == own:
+            raise ValueError(
+                f"storage.url is the data folder's own {own}, where the disk tier is; the object "
+                "tier needs another folder"
+            )
+        return self
+
     @model_validator(mode="after")
     def _sockets_fit(self) -> Self:
         sockets = [self.instance_socket]

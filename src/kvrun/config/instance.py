@@ -24,6 +24,23 @@ class InstanceSection(Section):
     disk_bytes: ByteSize = setting(
         10 * GIB, "Size of the disk tier (survives restarts); 0 switches it off."
     )
+    object_tier: Literal["auto", "on", "off"] = Field(
+        default="auto",
+        description="Keep sealed blocks in the workspace's Storage too (storage.url), so that "
+        "another box starts warm. auto: where storage.url names an object store (s3, gs, az).",
+    )
+    object_pack_bytes: ByteSize = setting(
+        32 * 2**20,
+        "Size of an object that holds many sealed blocks of one session.",
+        ge=2**16,
+        le=2**30,
+    )
+    object_pack_age_s: float = setting(
+        10.0,
+        "Longest wait of a sealed block until it is written to Storage with others, in seconds.",
+        ge=0.1,
+        le=3600,
+    )
     staging_bytes: ByteSize | None = setting(
         None,
         "Staging region of each engine worker; unset: sized for one longest prompt at engine "

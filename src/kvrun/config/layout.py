@@ -79,6 +79,11 @@ class DataLayout:
         return self.erasure / "engines.json"
 
     @property
+    def undeleted(self) -> Path:
+        """Sessions whose packs in Storage could not be deleted yet."""
+        return self.erasure / "undeleted.json"
+
+    @property
     def instance_socket(self) -> Path:
         """Socket of the instance daemon."""
         return self.run / "instance.sock"

@@ -145,7 +145,7 @@ def _parts(reuse: ReuseByTier | None) -> list[Part]:
     if reuse is None:
         return []
     tiers = (("GPU memory", reuse.gpu_tokens), ("Memory tier", reuse.memory_tokens),
-             ("Persistent tier", reuse.disk_tokens))  # fmt: skip
+             ("Persistent tier", reuse.disk_tokens), ("Storage", reuse.object_tokens))  # fmt: skip
     parts = [Part(name, tokens, number) for number, (name, tokens) in enumerate(tiers)]
     computed = max(0, reuse.prompt_tokens - sum(tokens for _, tokens in tiers))
     return [*parts, Part("Computed anew", computed, 5)]

@@ -8,6 +8,11 @@ from kvrun.config import KvrunConfig
 from kvrun.instance.usage import Usage
 from kvrun.models.catalogue import DEFAULT_CONTEXT_WINDOW
 
+_STATELESS = (
+    "Off: the deployment is stateless, so nothing is written anywhere and the same prompt twice "
+    "reuses nothing."
+)
+
 
 @dataclass(frozen=True, slots=True)
 class TierRow:
@@ -50,7 +55,12 @@ def cache_view(config: KvrunConfig, used: Usage | None, *, cpu: bool) -> CacheVi
     if window is None and used is not None and used.context_window:
         window = used.context_window
     return CacheView(
-        tiers=(_engine(config, used, cpu=cpu), _memory(config, used), _disk(config, used)),
+        tiers=(
+            _engine(config, used, cpu=cpu),
+            _memory(config, used),
+            _disk(config, used),
+            _objects(config, used),
+        ),
         stateless=config.deployment.stateless,
         context_window=window,
         context_why=_context_why(config),
@@ -94,10 +104,7 @@ def _memory(config: KvrunConfig, used: Usage | None) -> TierRow:
 def _disk(config: KvrunConfig, used: Usage | None) -> TierRow:
     off = ""
     if config.deployment.stateless:
-        off = (
-            "Off: the deployment is stateless, so nothing is written anywhere and the same prompt "
-            "twice reuses nothing."
-        )
+        off = _STATELESS
     elif not config.instance.disk_bytes:
         off = "Off: its size is set to 0 (disk_bytes)."
     on = used if not off else None
@@ -110,6 +117,31 @@ def _disk(config: KvrunConfig, used: Usage | None) -> TierRow:
         capacity_bytes=0 if off else config.instance.disk_bytes,
         blocks=on.disk_blocks if on is not None else None,
         hit_rate=_rate(on, on.disk_tokens if on is not None else 0),
+        off=off,
+    )
+
+
+def _objects(config: KvrunConfig, used: Usage | None) -> TierRow:
+    off = ""
+    if config.deployment.stateless:
+        off = _STATELESS
+    elif config.storage.url is None:
+        off = "Off: the workspace's Storage is this machine's own folder (storage.url is not set)."
+    elif not config.object_tier:
+        off = f"Off: object_tier is {config.instance.object_tier!r}."
+    on = used if not off else None
+    protection = "Ciphertext only, in packs whose names and indexes tell a reader nothing"
+    if on is not None and not on.object_available:
+        protection += ". Storage does not answer now: what it holds is recomputed meanwhile"
+    return TierRow(
+        tier="object",
+        name="Storage",
+        holds="The workspace's object store, so another machine does not start cold",
+        protection=protection,
+        size_bytes=on.object_bytes if on is not None else None,
+        capacity_bytes=None if not off else 0,
+        blocks=on.object_blocks if on is not None else None,
+        hit_rate=_rate(on, on.object_tokens if on is not None else 0),
         off=off,
     )
 

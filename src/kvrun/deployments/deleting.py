@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from kvrun.config import KvrunConfig
+from kvrun.config.layout import storage_prefix
 from kvrun.control.closing import store_rest
 from kvrun.control.collector import CollectOutcome
 from kvrun.control.plane import ControlPlane
@@ -29,6 +32,7 @@ from kvrun.launch.erasing import erase, plan_erasure
 DELETION_REFERENCE = "deletion of "
 """How the references of deletions begin; nobody else's may."""
 _POLL_S = 0.1
+_AT_ONCE = 8
 _KIND = {"kind": RequestKind.DEPLOYMENT.value}
 
 
@@ -74,8 +78,25 @@ def delete_data(
     openings |= _erase(site, requester, offline=True)
     # Before the log is collected: without keys nothing opens it again, so it has its last record.
     remove_data(site.config, site.folder if ours else None)
+    remove_packs(site.config)
     _collect(site)
     return certified(site), openings
+
+
+def remove_packs(config: KvrunConfig) -> int:
+    """Delete the sealed blocks in the workspace's object store, whatever wrote them; how many
+    objects that were. Log and certificates stay. Raises StorageError.
+    """
+    if config.storage.url is None:
+        return 0
+    deployment = config.deployment
+    storage = ControlPlane(config).storage()
+    kv = f"{storage_prefix(deployment.workspace, deployment.name)}/kv"
+    names = [item.name for item in storage.list(kv)]
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        for _ in pool.map(storage.delete, names):
+            pass
+    return len(names)
 
 
 def certified(site: Site) -> tuple[str, ...]:

@@ -31,11 +31,13 @@ class ReuseByTier:
     gpu_tokens: int
     memory_tokens: int
     disk_tokens: int
+    object_tokens: int
 
     @property
     def rate(self) -> float:
         """The share of all prompt tokens that was reused; 0 where there were none."""
-        reused = self.gpu_tokens + self.memory_tokens + self.disk_tokens
+        below = self.disk_tokens + self.object_tokens
+        reused = self.gpu_tokens + self.memory_tokens + below
         return reused / self.prompt_tokens if self.prompt_tokens else 0.0
 
 
@@ -98,6 +100,8 @@ class SessionRow:
     memory_bytes: int
     disk_blocks: int
     disk_bytes: int
+    object_blocks: int
+    object_bytes: int
     created_at: float
     last_used_at: float
     expires_at: float
@@ -228,6 +232,7 @@ class DeploymentViews:
             tiers={
                 "memory": sum(row.memory_bytes for row in found.rows),
                 "disk": sum(row.disk_bytes for row in found.rows),
+                "object": sum(row.object_bytes for row in found.rows),
             },
             region=region or deployment.spec.labels.get("region", ""),
             last_used_at=max(row.last_used_at for row in found.rows),
@@ -248,7 +253,13 @@ def _nothing(deployment: Deployment, unknown: str) -> Place:
 def _reuse(used: Usage | None) -> ReuseByTier | None:
     if used is None:
         return None
-    return ReuseByTier(used.prompt_tokens, used.gpu_tokens, used.memory_tokens, used.disk_tokens)
+    return ReuseByTier(
+        used.prompt_tokens,
+        used.gpu_tokens,
+        used.memory_tokens,
+        used.disk_tokens,
+        used.object_tokens,
+    )
 
 
 def _warnings(deployment: Deployment) -> tuple[str, ...]:
@@ -268,8 +279,8 @@ def _user(row: TenantUsage, note: TenantNote | None, quota: int) -> UserRow:
         tenant_ref=row.tenant_ref,
         tenant=row.tenant or None,
         sessions=row.sessions,
-        blocks=row.memory_blocks + row.disk_blocks,
-        size_bytes=row.memory_bytes + row.disk_bytes,
+        blocks=row.memory_blocks + row.disk_blocks + row.object_blocks,
+        size_bytes=row.memory_bytes + row.disk_bytes + row.object_bytes,
         quota_sessions=quota,
         last_used_at=row.last_used_at,
         expires_at=row.expires_at,
@@ -288,6 +299,8 @@ def _session(row: SessionUsage) -> SessionRow:
         memory_bytes=row.memory_bytes,
         disk_blocks=row.disk_blocks,
         disk_bytes=row.disk_bytes,
+        object_blocks=row.object_blocks,
+        object_bytes=row.object_bytes,
         created_at=row.created_at,
         last_used_at=row.last_used_at,
         expires_at=row.expires_at,

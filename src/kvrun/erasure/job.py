@@ -70,6 +70,8 @@ class ErasedKey(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     memory_bytes: int = 0
     disk_blocks: int = 0
     disk_bytes: int = 0
+    object_blocks: int = 0
+    object_bytes: int = 0
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

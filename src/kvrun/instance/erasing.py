@@ -160,17 +160,13 @@ class InstanceSteps:
     def unlink(self, job: Job) -> Job:
         """See :class:`kvrun.erasure.run.ErasureSteps`."""
         cache = self._parts.instance.cache
-        failed = 0
-        for key in job.keys:
-            if key.session_ref:
-                dropped = cache.drop(key.tenant_ref, key.session_ref, epoch=key.generation)
-                failed += dropped.failed
-        orphan_blocks = orphan_bytes = 0
-        for tenant_ref, session_ref in job.orphans:
-            dropped = cache.drop(tenant_ref, session_ref)
-            failed += dropped.failed
-            orphan_blocks += dropped.blocks
-            orphan_bytes += dropped.bytes
+        dropped = [
+            cache.drop(key.tenant_ref, key.session_ref, epoch=key.generation)
+            for key in job.keys
+            if key.session_ref
+        ]
+        orphans = [cache.drop(*refs) for refs in job.orphans]
+        dropped += orphans
         self._admit()
         tiers = [
             TierEntry(
@@ -181,11 +177,26 @@ class InstanceSteps:
             ),
             TierEntry(
                 tier="disk",
-                blocks=sum(key.disk_blocks for key in job.keys) + orphan_blocks,
-                bytes=sum(key.disk_bytes for key in job.keys) + orphan_bytes,
-                unlinked=not failed,
+                blocks=sum(key.disk_blocks for key in job.keys)
+                + sum(found.disk_blocks for found in orphans),
+                bytes=sum(key.disk_bytes for key in job.keys)
+                + sum(found.disk_bytes for found in orphans),
+                unlinked=not sum(found.failed for found in dropped),
             ),
         ]
+        if cache.has_objects:
+            # Packs of other instances are among what was removed, dead blocks too.
+            removed = sum(found.object_blocks for found in dropped)
+            known = sum(key.object_blocks for key in job.keys)
+            size = sum(found.object_bytes for found in dropped)
+            tiers.append(
+                TierEntry(
+                    tier="object",
+                    blocks=max(removed, known),
+                    bytes=max(size, sum(key.object_bytes for key in job.keys)),
+                    unlinked=not sum(found.object_failed for found in dropped),
+                )
+            )
         return _replace(job, tiers=tiers)
 
     def prove(self, job: Job) -> Job:
@@ -261,8 +272,8 @@ class InstanceSteps:
         everything = scope.kind is RequestKind.DEPLOYMENT
         return [
             ref
-            for ref in self._parts.instance.cache.session_refs()
-            if ref not in known and (everything or ref[0] in tenants)
+            for ref in self._parts.instance.cache.session_refs(None if everything else tenants)
+            if ref not in known
         ]
 
     def _root(self, job: Job, destroyed: list[DestroyedKey]) -> RootEntry:
@@ -365,13 +376,5 @@ def process_runs(pid: int) -> bool:
 def _measured(cache: CacheStore, key: ErasedKey) -> ErasedKey:
     if not key.session_ref:
         return key
-    memory_blocks, memory_bytes, disk_blocks, disk_bytes = cache.measure(
-        key.tenant_ref, key.session_ref
-    )
-    return _replace(
-        key,
-        memory_blocks=memory_blocks,
-        memory_bytes=memory_bytes,
-        disk_blocks=disk_blocks,
-        disk_bytes=disk_bytes,
-    )
+    held = cache.measure(key.tenant_ref, key.session_ref, ask=True)
+    return _replace(key, **held._asdict())

@@ -33,9 +33,12 @@ class ErasurePlans:
         found, tiers = self._select(scope), []
         for key in found:
             if key.session_ref:
-                blocks = self.instance.cache.measure(key.tenant_ref, key.session_ref)
-                tiers.append(TierCount(tier="memory", blocks=blocks[0], bytes=blocks[1]))
-                tiers.append(TierCount(tier="disk", blocks=blocks[2], bytes=blocks[3]))
+                cache = self.instance.cache
+                held = cache.measure(key.tenant_ref, key.session_ref, ask=True)
+                counts = [("memory", *held[:2]), ("disk", *held[2:4])]
+                if cache.has_objects:
+                    counts.append(("object", *held[4:]))
+                tiers += [TierCount(tier=tier, blocks=n, bytes=size) for tier, n, size in counts]
         tenants, sessions = _counted(found)
         token = ""
         if needs_token(scope):

@@ -32,6 +32,7 @@ class Reuse(msgspec.Struct):
     engine_tokens: int = 0
     memory_tokens: int = 0
     disk_tokens: int = 0
+    object_tokens: int = 0
     sealed_blocks: int = 0
     failed_blocks: int = 0
     denied: str = ""
@@ -77,31 +78,37 @@ class Handle:
 
     def start(
         self, engine_tokens: int, loaded_tokens: int, tokens_per_block: Sequence[int]
-    ) -> tuple[int, int, int]:
+    ) -> tuple[int, int, int, int]:
         """The engine computes the rest of the prompt: what it reused is settled now, once.
 
         Blocks that were opened in vain, because another block of the load failed, do not count,
         and no more tokens count as loaded than opened blocks reach. Returns the tokens that it
-        reused of the engine, of memory and of disk.
+        reused of the engine, of memory, of disk and of Storage.
         """
         if self.started:
-            return 0, 0, 0
+            return 0, 0, 0, 0
         self.started = True
         opened, self.opened = dict(self.opened), {}
         reach = max(((i + 1) * tokens_per_block[g] for g, i in opened), default=0)
         loaded = max(0, min(loaded_tokens, reach - engine_tokens))
-        from_disk = max(
-            (
-                tokens * sum(1 for (g, _), t in opened.items() if g == group and t is Tier.DISK)
-                for group, tokens in enumerate(tokens_per_block)
-            ),
-            default=0,
-        )
-        disk = min(loaded, from_disk)
+        below = {
+            tier: max(
+                (
+                    tokens * sum(1 for (g, _), t in opened.items() if g == group and t is tier)
+                    for group, tokens in enumerate(tokens_per_block)
+                ),
+                default=0,
+            )
+            for tier in (Tier.DISK, Tier.OBJECT)
+        }
+        objects = min(loaded, below[Tier.OBJECT])
+        disk = min(loaded - objects, below[Tier.DISK])
+        memory = loaded - objects - disk
         self.reuse.engine_tokens += engine_tokens
+        self.reuse.memory_tokens += memory
         self.reuse.disk_tokens += disk
-        self.reuse.memory_tokens += loaded - disk
-        return engine_tokens, loaded - disk, disk
+        self.reuse.object_tokens += objects
+        return engine_tokens, memory, disk, objects
 
 
 class HandleTable:

@@ -5,12 +5,15 @@ Everything that the socket can ask for is a method here; ``server`` only carries
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import secrets
 import threading
 from collections.abc import Callable
 
 from kvrun.audit.record import Event
+from kvrun.cache.errors import SessionDroppedError
+from kvrun.cache.events import Tier
 from kvrun.cache.store import CacheStore
 from kvrun.claims.claim import ClaimError
 from kvrun.claims.verify import ClaimVerifier, ReplayWindow
@@ -20,6 +23,7 @@ from kvrun.instance.grant import SessionGrant
 from kvrun.instance.handles import Handle, HandleTable
 from kvrun.instance.journal import Journal
 from kvrun.instance.layout import EngineLayout, WorkerShape
+from kvrun.instance.pack_keys import SessionPackKeys
 from kvrun.instance.protocol import Match, Matched, ProtocolError, Verdict, page_owner
 from kvrun.instance.retention import RetentionDay
 from kvrun.instance.totals import Denial, DeniedError, denial_of
@@ -134,6 +138,13 @@ class Instance:
         if keys is None:
             keys = self.keys.acquire(tenant, session)
             self.journal.key_created(keys)
+        layout = self._layout
+        if layout is not None:
+            packs = SessionPackKeys(keys, layout.fingerprint)
+            with contextlib.suppress(SessionDroppedError):
+                self.cache.prepare(
+                    keys.tenant_ref, keys.session_ref, epoch=keys.generation, packs=packs
+                )
         return SessionGrant(keys.salt, keys.generation)
 
     def match(self, message: Match) -> Matched:
@@ -278,7 +289,12 @@ class Instance:
         if layout is None:
             raise DeniedError(Denial.NO_ENGINE, "no engine is connected")
         keys.touch(self._now())
-        cache = self.cache.session(keys.tenant_ref, keys.session_ref, epoch=keys.generation)
+        cache = self.cache.session(
+            keys.tenant_ref,
+            keys.session_ref,
+            epoch=keys.generation,
+            packs=SessionPackKeys(keys, layout.fingerprint),
+        )
         handle = self.handles.add(claim.request_id, keys, SessionBlocks(keys, layout), cache)
         handle.reuse.prompt_tokens += message.prompt_tokens
         try:
@@ -316,6 +332,8 @@ class Instance:
                 handle.cache.pin(names)
                 handle.pinned.extend(names)
                 tiers.append(handle.cache.match(names))
+                if Tier.OBJECT in tiers[-1]:
+                    handle.cache.prefetch(names)
             found.append(_in_all_ranks(tiers))
         return tuple(found)
 

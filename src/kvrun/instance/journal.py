@@ -87,7 +87,7 @@ class Journal:
             AuditUnavailableError: the log cannot be written and the mode requires it.
         """
         events = []
-        for tier in (Tier.MEMORY, Tier.DISK):
+        for tier in (Tier.MEMORY, Tier.DISK, Tier.OBJECT):
             of_tier = [name for name, at in zip(names, tiers, strict=True) if at == tier]
             if of_tier:
                 events.append(
@@ -193,7 +193,10 @@ class Journal:
                 tenant_ref=event.tenant_ref,
                 session_ref=event.session_ref,
                 tier="memory" if kind is Event.PERSISTED else _TIER_NAMES[event.tier],
-                tier_to={Event.PERSISTED: "disk", Event.RESTORED: "memory"}.get(kind, ""),
+                tier_to={
+                    Event.PERSISTED: _TIER_NAMES[event.tier],
+                    Event.RESTORED: "memory",
+                }.get(kind, ""),
                 blocks=event.blocks,
                 size_bytes=event.bytes,
                 reason=event.reason,

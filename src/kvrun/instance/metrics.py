@@ -29,7 +29,7 @@ from kvrun.telemetry.exposition import Labelled, deployment_labels, render
 
 OTHER = "other"
 _ERASURE_BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
-_TIERS = {Tier.MEMORY: "memory", Tier.DISK: "disk"}
+_TIERS = {Tier.MEMORY: "memory", Tier.DISK: "disk", Tier.OBJECT: "object"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,10 +170,14 @@ class InstanceMetrics:
             "kvrun_cache_evictions", "Blocks that left the memory tier for others.", cache.evicted
         )
         yield _counter(
-            "kvrun_cache_persisted_blocks", "Blocks that were written to disk.", cache.persisted
+            "kvrun_cache_persisted_blocks",
+            "Blocks that were written to disk, and again to Storage.",
+            cache.persisted,
         )
         yield _counter(
-            "kvrun_cache_restored_blocks", "Blocks that came back from disk.", cache.restored
+            "kvrun_cache_restored_blocks",
+            "Blocks that came back from disk or Storage.",
+            cache.restored,
         )
         yield _counter(
             "kvrun_cache_lost_blocks", "Blocks that the disk did not give back.", cache.lost
@@ -186,15 +190,24 @@ class InstanceMetrics:
         levels = self._source.instance.cache.levels()
         yield _labelled_gauge(
             "kvrun_cache_blocks",
-            "Sealed blocks in a tier; on disk those of sessions opened since the start.",
+            "Sealed blocks in a tier; on disk and in Storage (object) those of sessions opened "
+            "since the start.",
             "tier",
-            {"memory": levels.memory_blocks, "disk": levels.disk_blocks},
+            {
+                "memory": levels.memory_blocks,
+                "disk": levels.disk_blocks,
+                "object": levels.object_blocks,
+            },
         )
         yield _labelled_gauge(
             "kvrun_cache_bytes",
             "Sealed bytes in a tier.",
             "tier",
-            {"memory": levels.memory_bytes, "disk": levels.disk_bytes},
+            {
+                "memory": levels.memory_bytes,
+                "disk": levels.disk_bytes,
+                "object": levels.object_bytes,
+            },
         )
         yield _labelled_gauge(
             "kvrun_cache_capacity_bytes",
@@ -208,6 +221,22 @@ class InstanceMetrics:
         yield _gauge(
             "kvrun_disk_available", "Whether the disk tier takes blocks (1).", levels.disk_available
         )
+        if levels.has_objects:
+            yield _gauge(
+                "kvrun_object_available",
+                "Whether the object tier answers (1); while it does not, what it holds is a miss.",
+                levels.object_available,
+            )
+            yield _gauge(
+                "kvrun_object_waiting_bytes",
+                "Sealed bytes in memory that wait to be packed for Storage.",
+                levels.object_waiting_bytes,
+            )
+            yield _gauge(
+                "kvrun_object_undeleted_sessions",
+                "Erased or expired sessions whose ciphertext is still to be deleted from Storage.",
+                levels.undeleted,
+            )
 
     def _log(self) -> Iterator[Metric]:
         health = self._source.health()

@@ -17,11 +17,13 @@ from kvrun.audit.writer import AuditLimits, AuditLog, AuditMode
 from kvrun.cache.disk import DiskTier
 from kvrun.cache.events import Tier
 from kvrun.cache.memory import MemoryTier
+from kvrun.cache.object_tier import ObjectSettings, ObjectTier
 from kvrun.cache.placement import OPEN_GATE, Gate
 from kvrun.cache.state import BlockOwner
 from kvrun.cache.store import CacheStore
 from kvrun.claims.verify import ClaimVerifier
 from kvrun.config import KvrunConfig
+from kvrun.config.layout import storage_prefix
 from kvrun.erasure.archive import FOLDER_NAME, CertificateArchive
 from kvrun.erasure.certificate import SnapshotRetention
 from kvrun.erasure.job import JobStore
@@ -43,8 +45,12 @@ from kvrun.keys.open_root import open_root as open_key_root
 from kvrun.keys.root import Root
 from kvrun.keys.service import KeyService
 from kvrun.keys.signing import KeyPurpose, SigningRing
+from kvrun.storage import Patience, open_storage
 
 _DRAIN_TIMEOUT_S = 2.0
+# A read that takes long is a miss anyway; a pack may take a while on a slow line.
+_READING = Patience(request_s=5.0, connect_s=2.0, retries=1, retry_s=5.0)
+_WRITING = Patience(request_s=30.0, connect_s=2.0, retries=0, retry_s=1.0)
 _log = logging.getLogger(__name__)
 
 
@@ -133,9 +139,11 @@ def open_parts(
             disk = DiskTier(
                 layout.storage(workspace, deployment), max_bytes=config.instance.disk_bytes
             )
+        objects = open_object_tier(config) if config.object_tier else None
         cache = CacheStore(
             memory=memory,
             disk=disk,
+            objects=objects,
             on_event=journal.cache_event,
             gate=RecordedGate(journal, OPEN_GATE),
         )
@@ -152,6 +160,27 @@ def open_parts(
         )
         stack.callback(instance.stop)
         yield InstanceParts(instance, journal, log, log_id, root, memory, ring)
+
+
+def open_object_tier(config: KvrunConfig) -> ObjectTier:
+    """The deployment's own folder in the workspace's Storage. Asks the store nothing yet.
+
+    Raises StorageError for an address or an option that cannot be used.
+    """
+    storage, deployment = config.storage, config.deployment
+    assert storage.url is not None
+    memory_bytes = config.instance.memory_bytes
+    return ObjectTier(
+        open_storage(storage.url, storage.options, _READING),
+        open_storage(storage.url, storage.options, _WRITING),
+        storage_prefix(deployment.workspace, deployment.name),
+        undeleted=config.layout.undeleted,
+        settings=ObjectSettings(
+            pack_bytes=config.instance.object_pack_bytes,
+            pack_age_s=config.instance.object_pack_age_s,
+            fetch_bytes=max(2**20, memory_bytes // 4),
+        ),
+    )
 
 
 def key_limits(config: KvrunConfig) -> KeyLimits:

@@ -13,8 +13,8 @@ from kvrun.claims.claim import ClaimError
 from kvrun.errors import KvrunError
 from kvrun.keys.errors import KeysError
 
-REUSE_TIERS = ("gpu", "memory", "disk")
-_OPEN_TIERS = (Tier.MEMORY, Tier.DISK)
+REUSE_TIERS = ("gpu", "memory", "disk", "object")
+_OPEN_TIERS = (Tier.MEMORY, Tier.DISK, Tier.OBJECT)
 
 
 class Denial(StrEnum):
@@ -55,7 +55,7 @@ def denial_of(error: KvrunError) -> Denial:
 @dataclass(slots=True)
 class Counts:
     """Totals since the start. ``reused`` and ``opened`` are by tier (``gpu``, ``memory``,
-    ``disk``): prompt tokens that were not computed, and blocks that were opened."""
+    ``disk``, ``object``): prompt tokens that were not computed, and blocks that were opened."""
 
     admitted: int = 0
     prompt_tokens: int = 0
@@ -85,10 +85,10 @@ class Totals:
         with self._lock:
             self._counts.denied[denial] += 1
 
-    def reused(self, gpu: int, memory: int, disk: int) -> None:
+    def reused(self, gpu: int, memory: int, disk: int, objects: int) -> None:
         """A request reused so many prompt tokens from each tier."""
         with self._lock:
-            for tier, tokens in zip(REUSE_TIERS, (gpu, memory, disk), strict=True):
+            for tier, tokens in zip(REUSE_TIERS, (gpu, memory, disk, objects), strict=True):
                 self._counts.reused[tier] += tokens
 
     def opened(self, tiers: Sequence[Tier], failed: int) -> None:

@@ -198,7 +198,10 @@ class Transfers:
                 handle.blocks.name(block.block_hash, block.group, link.shape.rank)
                 for block in message.blocks
             ]
-            self._journal.opening(handle, names, handle.cache.match(names))
+            tiers = handle.cache.match(names)
+            if Tier.OBJECT in tiers:
+                handle.cache.prefetch(names)
+            self._journal.opening(handle, names, tiers)
             if handle.revoked:
                 raise KvrunError("the session was erased")
         except KvrunError as error:

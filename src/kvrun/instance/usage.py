@@ -27,8 +27,8 @@ _T = TypeVar("_T")
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
     """The instance as a whole. Sizes in bytes; requests and tokens since the start.
 
-    ``disk_blocks`` are those of sessions opened since then. ``context_window`` is the connected
-    engine's in tokens, 0 for none.
+    ``disk_blocks`` and what is in Storage (``object_``) are of sessions opened since then.
+    ``context_window`` is the connected engine's in tokens, 0 for none.
     """
 
     engine: str
@@ -39,10 +39,14 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     gpu_tokens: int
     memory_tokens: int
     disk_tokens: int
+    object_tokens: int
     memory_blocks: int
     memory_bytes: int
     disk_blocks: int
     disk_bytes: int
+    object_blocks: int
+    object_bytes: int
+    object_available: bool
     context_window: int
 
 
@@ -56,6 +60,8 @@ class TenantUsage(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int
     disk_blocks: int
     disk_bytes: int
+    object_blocks: int
+    object_bytes: int
     last_used_at: float
     expires_at: float
 
@@ -77,6 +83,8 @@ class SessionUsage(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int
     disk_blocks: int
     disk_bytes: int
+    object_blocks: int
+    object_bytes: int
     created_at: float
     last_used_at: float
     expires_at: float
@@ -119,10 +127,14 @@ class UsageAccess:
             gpu_tokens=counts.reused["gpu"],
             memory_tokens=counts.reused["memory"],
             disk_tokens=counts.reused["disk"],
+            object_tokens=counts.reused["object"],
             memory_blocks=levels.memory_blocks,
             memory_bytes=levels.memory_bytes,
             disk_blocks=levels.disk_blocks,
             disk_bytes=levels.disk_bytes,
+            object_blocks=levels.object_blocks,
+            object_bytes=levels.object_bytes,
+            object_available=levels.object_available,
             context_window=layout.context_window if layout is not None else 0,
         )
 
@@ -185,10 +197,12 @@ class UsageAccess:
             tenant_ref=reference,
             tenant=infos[0].tenant if reason else "",
             sessions=len(infos),
-            memory_blocks=sum(item[0] for item in held),
-            memory_bytes=sum(item[1] for item in held),
-            disk_blocks=sum(item[2] for item in held),
-            disk_bytes=sum(item[3] for item in held),
+            memory_blocks=sum(item.memory_blocks for item in held),
+            memory_bytes=sum(item.memory_bytes for item in held),
+            disk_blocks=sum(item.disk_blocks for item in held),
+            disk_bytes=sum(item.disk_bytes for item in held),
+            object_blocks=sum(item.object_blocks for item in held),
+            object_bytes=sum(item.object_bytes for item in held),
             last_used_at=_last(infos),
             expires_at=max(self._expires_at(info) for info in infos),
         )
@@ -199,10 +213,12 @@ class UsageAccess:
             session_ref=info.session_ref,
             session=info.session if told else "",
             generation=info.generation,
-            memory_blocks=held[0],
-            memory_bytes=held[1],
-            disk_blocks=held[2],
-            disk_bytes=held[3],
+            memory_blocks=held.memory_blocks,
+            memory_bytes=held.memory_bytes,
+            disk_blocks=held.disk_blocks,
+            disk_bytes=held.disk_bytes,
+            object_blocks=held.object_blocks,
+            object_bytes=held.object_bytes,
             created_at=info.created_at,
             last_used_at=info.last_used_at,
             expires_at=self._expires_at(info),

@@ -1,12 +1,13 @@
 """A workspace's Storage: a local folder, S3 and the like, through obstore."""
 
 from kvrun.storage.errors import ObjectExistsError, ObjectMissingError, StorageError
-from kvrun.storage.store import MAX_OBJECT_BYTES, Storage, StoredObject, open_storage
+from kvrun.storage.store import MAX_OBJECT_BYTES, Patience, Storage, StoredObject, open_storage
 
 __all__ = [
     "MAX_OBJECT_BYTES",
     "ObjectExistsError",
     "ObjectMissingError",
+    "Patience",
     "Storage",
     "StorageError",
     "StoredObject",

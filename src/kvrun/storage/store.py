@@ -18,8 +18,9 @@ import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
@@ -79,6 +80,15 @@ class Storage:
             part = obstore.get_range(self._store, name, start=offset, length=length)
             return part.to_bytes()
 
+    def get_part(self, name: str, offset: int, size_bytes: int) -> memoryview:
+        """A part of an object in one request, without a copy; shorter where the object ends.
+
+        Raises ObjectMissingError, or StorageError, also for a part that begins beyond the end.
+        """
+        with self._speaking_of(name):
+            part = obstore.get_range(self._store, check_name(name), start=offset, length=size_bytes)
+            return memoryview(part)
+
     def find(self, name: str) -> StoredObject | None:
         """What is known of an object; None when there is none. Raises StorageError."""
         try:
@@ -134,29 +144,72 @@ class _FolderStorage(Storage):
         super().__init__(LocalStore(folder), str(folder))
         self._folder = folder
 
+    def delete(self, name: str) -> None:
+        """Delete an object, and the folders that are empty then."""
+        super().delete(name)
+        for folder in (self._folder / name).parents:
+            if folder == self._folder:
+                break
+            try:
+                folder.rmdir()
+            except OSError:
+                break
+
     def _create(self, name: str, data: bytes | memoryview | Path) -> None:
         path = self._folder / name
         made = [folder for folder in (path.parent, *path.parent.parents) if not folder.exists()]
         for folder in reversed(made):
             folder.mkdir(mode=0o700, exist_ok=True)
             sync_folder(folder.parent)
+        parent = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            self._create_in(parent, path, data)
+            os.fsync(parent)
+        finally:
+            os.close(parent)
+
+    def _create_in(self, folder: int, path: Path, data: bytes | memoryview | Path) -> None:
+        """The file has no name before it is whole, so a crash leaves nothing behind."""
+        flags = os.O_WRONLY | os.O_TMPFILE | os.O_CLOEXEC
+        try:
+            descriptor = os.open(".", flags, 0o600, dir_fd=folder)
+        except OSError:
+            self._create_by_name(path, data)
+            return
+        with os.fdopen(descriptor, "wb") as file:
+            _write_synced(file, data)
+            # A link, unlike a rename, fails where the name is taken. With a folder given, Python
+            # calls linkat(2), which follows the link to the file.
+            nameless = f"/proc/self/fd/{descriptor}"
+            os.link(nameless, path.name, dst_dir_fd=folder, follow_symlinks=True)
+
+    def _create_by_name(self, path: Path, data: bytes | memoryview | Path) -> None:
+        """For file systems without nameless files; a crash leaves one of another name."""
         # obstore never lists a name that ends in # and digits.
         temporary = path.with_name(f"{path.name}#{secrets.randbelow(10**18)}")
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             with os.fdopen(descriptor, "wb") as file:
-                for part in _parts(data):
-                    file.write(part)
-                file.flush()
-                os.fsync(file.fileno())
-            # A link, unlike a rename, fails where the name is taken.
+                _write_synced(file, data)
             path.hardlink_to(temporary)
         finally:
             temporary.unlink(missing_ok=True)
-        sync_folder(path.parent)
 
 
-def open_storage(url: str, options: Mapping[str, str] | None = None) -> Storage:
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long one request to an object store may take, in seconds, and how often it is repeated
+    after a failure that may pass, with a random pause before each."""
+
+    request_s: float = 30.0
+    connect_s: float = 5.0
+    retries: int = 10
+    retry_s: float = 180.0
+
+
+def open_storage(
+    url: str, options: Mapping[str, str] | None = None, patience: Patience | None = None
+) -> Storage:
     """The Storage at ``url``: ``file:///FOLDER`` (made when missing), ``s3://BUCKET/PREFIX``, ...
 
     ``options`` are the store's own (``endpoint``, ``region``, ...). Nothing is asked of an object
@@ -167,12 +220,21 @@ def open_storage(url: str, options: Mapping[str, str] | None = None) -> Storage:
             return _FolderStorage(Path(url.removeprefix("file://")))
         # Which keys there are depends on the store, which knows them itself.
         config: Any = dict(options or {})
-        client: Any = None
+        client: Any = {}
+        retry: Any = None
         if url.startswith("s3"):
             config.setdefault("checksum_algorithm", "SHA256")
         if config.get("endpoint", "").startswith("http://"):
-            client = {"allow_http": True}
-        return Storage(from_url(url, config=config, client_options=client), url)
+            client["allow_http"] = True
+        if patience is not None:
+            client["timeout"] = timedelta(seconds=patience.request_s)
+            client["connect_timeout"] = timedelta(seconds=patience.connect_s)
+            retry = {
+                "max_retries": patience.retries,
+                "retry_timeout": timedelta(seconds=patience.retry_s),
+            }
+        store = from_url(url, config=config, client_options=client or None, retry_config=retry)
+        return Storage(store, url)
     except (BaseError, OSError, ValueError, TypeError) as error:
         raise StorageError(
             f"Storage {url} cannot be opened: {str(error).split(chr(10), 1)[0][:300]}",
@@ -190,6 +252,13 @@ def check_name(name: str) -> str:
 
 def _described(found: Any) -> StoredObject:
     return StoredObject(found["path"], found["size"])
+
+
+def _write_synced(file: BinaryIO, data: bytes | memoryview | Path) -> None:
+    for part in _parts(data):
+        file.write(part)
+    file.flush()
+    os.fsync(file.fileno())
 
 
 def _parts(data: bytes | memoryview | Path) -> Iterator[bytes | memoryview]:

@@ -32,6 +32,7 @@ class ReuseView(BaseModel):
     gpu_tokens: int
     memory_tokens: int
     disk_tokens: int
+    object_tokens: int
     rate: float
 
 
@@ -133,6 +134,8 @@ class SessionView(BaseModel):
     memory_bytes: int
     disk_blocks: int
     disk_bytes: int
+    object_blocks: int
+    object_bytes: int
     created_at: float
     last_used_at: float
     expires_at: float

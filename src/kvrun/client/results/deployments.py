@@ -91,6 +91,7 @@ class Reuse(msgspec.Struct, frozen=True, kw_only=True):
     gpu_tokens: int
     memory_tokens: int
     disk_tokens: int
+    object_tokens: int
     rate: float
 
 
@@ -183,6 +184,8 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int
     disk_blocks: int
     disk_bytes: int
+    object_blocks: int
+    object_bytes: int
     created_at: float
     last_used_at: float
     expires_at: float

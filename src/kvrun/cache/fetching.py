@@ -1,0 +1,206 @@
+"""Bringing blocks from Storage into memory: ahead of their use, neighbours in one request.
+
+A few threads read; whoever needs a block waits for it for a bounded time, and past that it is a
+miss. A store that brought nothing meanwhile is left alone for a while.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol
+
+from kvrun.cache.object_tier import ObjectTier
+from kvrun.cache.sessionpacks import SessionPacks
+from kvrun.errors import KvrunError
+
+_SPAN_BYTES = 8 * 2**20
+_OPENERS = 4
+_log = logging.getLogger(__name__)
+_Loose = dict[bytes, memoryview]
+
+
+class FetchTarget(Protocol):
+    """The session that blocks are fetched for."""
+
+    @property
+    def packs(self) -> SessionPacks | None:
+        """Its packs."""
+
+    def packed_only_locked(self, names: Iterable[bytes]) -> list[tuple[bytes, int]]:
+        """(name, place in packs) of those blocks that are nowhere but in packs."""
+
+    def keep_fetched(self, name: bytes, packed: int, data: memoryview) -> bool:
+        """Put a block into memory; False where it found no room or is not wanted any more."""
+
+    def note_fetched(self, blocks: int, size: int) -> None:
+        """So many blocks of so many bytes came from Storage."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """Neighbouring blocks of one pack: (name, place, size) each, and where the first begins."""
+
+    pack: str
+    start: int
+    blocks: tuple[tuple[bytes, int, int], ...]
+
+    @property
+    def size(self) -> int:
+        return sum(block[2] for block in self.blocks)
+
+
+class Fetcher:
+    """Fetches for all sessions of a store. ``lock`` is the index lock. Thread-safe."""
+
+    def __init__(
+        self, tier: ObjectTier, lock: threading.Lock, *, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._tier = tier
+        self._index_lock = lock
+        self._now = now
+        self._openers = ThreadPoolExecutor(_OPENERS, thread_name_prefix="kvrun-object-open")
+        self._lock = threading.Lock()
+        self._opening: set[SessionPacks] = set()
+        self._under_way: dict[tuple[int, bytes], Future[_Loose]] = {}
+        self._bytes = 0
+        self._progress_at = 0.0
+
+    def open(self, packs: SessionPacks) -> None:
+        """Looks for a session's packs in the background, where that is due."""
+        if not packs.due():
+            return
+        with self._lock:
+            if packs in self._opening:
+                return
+            self._opening.add(packs)
+        try:
+            self._openers.submit(self._load, packs)
+        except RuntimeError:  # the store is being closed
+            self._opening.discard(packs)
+
+    def prefetch(self, session: FetchTarget, names: Sequence[bytes]) -> None:
+        """Begins to bring blocks into memory, as many as ``fetch_bytes`` allow at a time."""
+        packs = session.packs
+        if packs is None or not self._tier.accepts():
+            return
+        for span in self._wanted(session, packs, names):
+            self._begin(session, packs, span, ahead=True)
+
+    def wait(self, session: FetchTarget, name: bytes) -> _Loose:
+        """Waits until a block was fetched; the answer has those that found no room in memory."""
+        packs = session.packs
+        if packs is None or not self._tier.accepts():
+            return {}
+        for span in self._wanted(session, packs, [name]):
+            self._begin(session, packs, span, ahead=False)
+        future = self._under_way.get((id(session), name))
+        if future is None:
+            return {}
+        began = self._now()
+        try:
+            return future.result(self._tier.settings.fetch_wait_s)
+        except TimeoutError:
+            if self._progress_at < began:
+                self._tier.turn_off("a block did not come in time")
+            return {}
+
+    def close(self) -> None:
+        """Ends the threads; what is under way is left."""
+        self._openers.shutdown(wait=False, cancel_futures=True)
+        self._tier.close()
+
+    def _load(self, packs: SessionPacks) -> None:
+        try:
+            packs.load()
+        except KvrunError as error:
+            _log.info("a session's packs are not known yet: %s", error.message)
+        except Exception:
+            _log.exception("a session's packs are not known")
+        finally:
+            with self._lock:
+                self._opening.discard(packs)
+
+    def _wanted(
+        self, session: FetchTarget, packs: SessionPacks, names: Sequence[bytes]
+    ) -> list[_Span]:
+        under_way = self._under_way
+        with self._index_lock:
+            found = [
+                item
+                for item in session.packed_only_locked(names)
+                if (id(session), item[0]) not in under_way
+            ]
+            return list(_spans(packs, found))
+
+    def _begin(
+        self, session: FetchTarget, packs: SessionPacks, span: _Span, *, ahead: bool
+    ) -> None:
+        future: Future[_Loose] = Future()
+        limit = self._tier.settings.fetch_bytes if ahead else float("inf")
+        with self._lock:
+            twice = any((id(session), block[0]) in self._under_way for block in span.blocks)
+            if twice or (self._bytes and self._bytes + span.size > limit):
+                return
+            self._bytes += span.size
+            self._under_way |= {(id(session), block[0]): future for block in span.blocks}
+        try:
+            self._tier.readers.submit(self._fetch, session, packs, span, future)
+        except RuntimeError:  # the store is being closed
+            self._end(session, span, future, {})
+
+    def _fetch(
+        self, session: FetchTarget, packs: SessionPacks, span: _Span, future: Future[_Loose]
+    ) -> None:
+        loose: _Loose = {}
+        try:
+            data = packs.read(span.pack, span.start, span.size)
+            at = 0
+            for name, packed, size in span.blocks:
+                if not session.keep_fetched(name, packed, data[at : at + size]):
+                    loose[name] = data[at : at + size]
+                at += size
+            session.note_fetched(len(span.blocks), span.size)
+            self._progress_at = self._now()
+        except KvrunError as error:
+            _log.info("blocks were not fetched: %s", error.message)
+        except Exception:
+            _log.exception("blocks were not fetched")
+        finally:
+            self._end(session, span, future, loose)
+
+    def _end(
+        self, session: FetchTarget, span: _Span, future: Future[_Loose], loose: _Loose
+    ) -> None:
+        with self._lock:
+            self._bytes -= span.size
+            for name, _, _ in span.blocks:
+                self._under_way.pop((id(session), name), None)
+        future.set_result(loose)
+
+
+def _spans(packs: SessionPacks, found: list[tuple[bytes, int]]) -> Iterator[_Span]:
+    """Neighbours together, in the order of the packs. The index lock is held."""
+    blocks: list[tuple[bytes, int, int]] = []
+    size = 0
+    for name, packed in sorted(found, key=lambda item: item[1]):
+        block = (name, packed, packs.table.size(packed))
+        follows = blocks and packed == blocks[-1][1] + 1
+        if blocks and (not follows or size + block[2] > _SPAN_BYTES):
+            yield from _span(packs, blocks)
+            blocks, size = [], 0
+        blocks.append(block)
+        size += block[2]
+    if blocks:
+        yield from _span(packs, blocks)
+
+
+def _span(packs: SessionPacks, blocks: list[tuple[bytes, int, int]]) -> Iterator[_Span]:
+    place = packs.table.find(blocks[0][1])
+    if place is not None:
+        pack, entry = place
+        yield _Span(pack.name, pack.span(entry)[0], tuple(blocks))

@@ -1,0 +1,98 @@
+"""Reading one session's blocks where they are: in memory, or on disk and from there to memory."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from kvrun.cache.disk import DiskSession, DiskTier
+from kvrun.cache.events import CacheEventKind, Tier
+from kvrun.cache.handles import SealedView
+from kvrun.cache.sessionobjects import SessionObjects
+from kvrun.cache.state import cell_of, packed_of, place_of, slot_of
+
+_MAX_UNCARVED_READ = 64 * 2**20
+
+
+class SessionReads(SessionObjects):
+    """How a session hands out a block for as long as somebody reads it."""
+
+    @contextmanager
+    def _read_memory(self, name: bytes) -> Iterator[SealedView | None]:
+        state = self._state
+        with state.lock:
+            cell = cell_of(self._index.get(name, 0))
+            if cell >= 0:
+                state.memory.pin(cell)
+                size = state.memory.size(cell)
+                tier = Tier.OBJECT if name in self._fetched else Tier.MEMORY
+                self._fetched.discard(name)
+        if cell < 0:
+            yield None
+            return
+        view = state.memory.view(cell, size).toreadonly()
+        try:
+            yield SealedView(view, tier)
+        finally:
+            state.unpin([cell])
+            view.release()
+
+    @contextmanager
+    def _read_disk(self, name: bytes, slot: int) -> Iterator[SealedView | None]:
+        state = self._state
+        disk, session = state.disk, self._disk
+        assert disk is not None
+        assert session is not None
+        size = disk.size(session, name, slot)
+        if size is None:
+            self._lost(name, slot, "removed")
+            yield None
+            return
+        with state.lock:
+            fits = 0 < size <= state.memory.cell_bytes and not self.dropped
+            cell = state.allocate_locked() if fits else None
+        if cell is None:
+            limit = state.memory.cell_bytes or _MAX_UNCARVED_READ
+            room = memoryview(bytearray(min(size, limit)))
+        else:
+            room = state.memory.view(cell, size)
+        listed = False
+        view: memoryview | None = None
+        try:
+            view = self._fill(disk, session, name, slot, room)
+            if view is not None and cell is not None and len(view) == size:
+                listed = self._promote(disk, name, slot, cell, size)
+            yield SealedView(view, Tier.DISK) if view is not None else None
+        finally:
+            if cell is not None:
+                if listed:
+                    state.unpin([cell])
+                else:
+                    state.scrub([cell])
+            if view is not None:
+                view.release()
+            room.release()
+
+    def _fill(
+        self, disk: DiskTier, session: DiskSession, name: bytes, slot: int, room: memoryview
+    ) -> memoryview | None:
+        """Reads a block's file into ``room``; its bytes, or None when it cannot be read."""
+        try:
+            done = disk.read_into(session, name, room)
+        except OSError as error:
+            self._lost(name, slot, error.strerror or str(error))
+            return None
+        with self._state.lock:
+            self._state.counters.restored += 1
+        self._event(CacheEventKind.RESTORED, Tier.DISK, 1, done)
+        return room[:done].toreadonly()
+
+    def _promote(self, disk: DiskTier, name: bytes, slot: int, cell: int, size: int) -> bool:
+        """Lists a cell just read from disk, pinned once, unless the block moved meanwhile."""
+        state = self._state
+        shared = disk.name(slot)
+        with state.lock:
+            place = self._index.get(name, 0)
+            if self.dropped or cell_of(place) >= 0 or slot_of(place) != slot:
+                return False
+            state.memory.enlist(cell, self, shared if shared == name else name, size, pins=1)
+            self._index[name] = place_of(cell, slot, packed_of(place))
+            return True
