@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from deploy_rig import DAEMON, WORKSPACE, Rig, Users, spec
 
+from kvrun.config.storage import StorageSection
 from kvrun.deployments.cache_view import cache_view
 from kvrun.deployments.errors import TenantImportError
 from kvrun.deployments.forgetting import EVERY_S
@@ -202,6 +203,12 @@ def test_the_cache_tab_says_what_each_tier_holds_and_why_one_is_off(
     off = cache_view(stateless, None, cpu=True)
     assert "stateless" in off.tiers[2].off
     assert off.tiers[0].name == "Engine memory"
+    in_bucket = config.model_copy(update={"storage": StorageSection(url="s3://bucket/below")})
+    row = cache_view(in_bucket, None, cpu=True).tiers[3]
+    assert (row.name, row.off) == ("Storage", "")
+    no_blocks = in_bucket.instance.model_copy(update={"object_tier": "off"})
+    row = cache_view(in_bucket.model_copy(update={"instance": no_blocks}), None, cpu=True).tiers[3]
+    assert "object_tier" in row.off
     overview = rig_views(rig).overview(running.id)
     assert overview.requests == 2
     assert overview.reuse is not None

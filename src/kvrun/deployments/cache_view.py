@@ -54,13 +54,11 @@ def cache_view(config: KvrunConfig, used: Usage | None, *, cpu: bool) -> CacheVi
     window = config.deployment.context_window
     if window is None and used is not None and used.context_window:
         window = used.context_window
+    tiers = [_engine(config, used, cpu=cpu), _memory(config, used), _disk(config, used)]
+    if config.storage.url is not None:
+        tiers.append(_objects(config, used))
     return CacheView(
-        tiers=(
-            _engine(config, used, cpu=cpu),
-            _memory(config, used),
-            _disk(config, used),
-            _objects(config, used),
-        ),
+        tiers=tuple(tiers),
         stateless=config.deployment.stateless,
         context_window=window,
         context_why=_context_why(config),
@@ -125,8 +123,6 @@ def _objects(config: KvrunConfig, used: Usage | None) -> TierRow:
     off = ""
     if config.deployment.stateless:
         off = _STATELESS
-    elif config.storage.url is None:
-        off = "Off: the workspace's Storage is this machine's own folder (storage.url is not set)."
     elif not config.object_tier:
         off = f"Off: object_tier is {config.instance.object_tier!r}."
     on = used if not off else None

@@ -221,22 +221,21 @@ class InstanceMetrics:
         yield _gauge(
             "kvrun_disk_available", "Whether the disk tier takes blocks (1).", levels.disk_available
         )
-        if levels.has_objects:
-            yield _gauge(
-                "kvrun_object_available",
-                "Whether the object tier answers (1); while it does not, what it holds is a miss.",
-                levels.object_available,
-            )
-            yield _gauge(
-                "kvrun_object_waiting_bytes",
-                "Sealed bytes in memory that wait to be packed for Storage.",
-                levels.object_waiting_bytes,
-            )
-            yield _gauge(
-                "kvrun_object_undeleted_sessions",
-                "Erased or expired sessions whose ciphertext is still to be deleted from Storage.",
-                levels.undeleted,
-            )
+        yield _gauge(
+            "kvrun_object_available",
+            "0 while Storage does not answer: what the object tier holds is a miss then.",
+            levels.object_available or not levels.has_objects,
+        )
+        yield _gauge(
+            "kvrun_object_waiting_bytes",
+            "Sealed bytes in memory that wait to be packed for Storage.",
+            levels.object_waiting_bytes,
+        )
+        yield _gauge(
+            "kvrun_object_undeleted_sessions",
+            "Erased or expired sessions whose ciphertext is still to be deleted from Storage.",
+            levels.undeleted,
+        )
 
     def _log(self) -> Iterator[Metric]:
         health = self._source.health()
