@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvrun.cache import CacheEvent, CacheSession, CacheStore, DiskTier, MemoryTier, Tier
+from kvrun.cache.order import Sharing
 
 CELL = 256
 
@@ -26,15 +27,24 @@ class Box:
     allowed: bool = True
     queue_bytes: int = 1 << 30
     time: float = 1000.0
+    sharing: Sharing | None = None
+    ttl: float | None = None
     events: list[CacheEvent] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.start()
 
     def start(self) -> None:
-        self.memory = MemoryTier(max(4096, self.cells * CELL), lock=False)
+        slab_bytes = max(4096, self.cells * CELL)
+        self.memory = MemoryTier(slab_bytes, lock=False, sharing=self.sharing)
         self.disk = (
-            DiskTier(self.root, max_bytes=self.max_bytes, now=self.now, wall=self.now)
+            DiskTier(
+                self.root,
+                max_bytes=self.max_bytes,
+                now=self.now,
+                wall=self.now,
+                sharing=self.sharing,
+            )
             if self.root is not None
             else None
         )
@@ -44,6 +54,7 @@ class Box:
             on_event=self.events.append,
             gate=self,
             now=self.now,
+            wall=self.now,
             queue_bytes=self.queue_bytes,
             background=False,
         )
@@ -59,7 +70,7 @@ class Box:
         return self.allowed
 
     def ttl_s(self, tenant_ref: str, session_ref: str, tier: Tier) -> float | None:
-        return None
+        return self.ttl
 
     def restart(self, *, clean: bool = True) -> None:
         if clean:
@@ -68,8 +79,16 @@ class Box:
             self.disk.close()
         self.start()
 
-    def put(self, session: CacheSession, number: int, size: int = CELL) -> bool:
-        reservation = session.reserve(name(number), size)
+    def put(
+        self,
+        session: CacheSession,
+        number: int,
+        size: int = CELL,
+        *,
+        continues: int | None = None,
+    ) -> bool:
+        before = None if continues is None else name(continues)
+        reservation = session.reserve(name(number), size, continues=before)
         if reservation is None:
             return False
         reservation.view[:] = content(number, size)

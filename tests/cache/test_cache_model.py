@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from kvrun.cache import Tier
+from kvrun.cache.order import Sharing
 
 CELLS = 4
 SESSIONS = [("a", "s"), ("a", "s2"), ("b", "s")]
@@ -29,7 +30,12 @@ class CacheModel(RuleBasedStateMachine):
     @initialize(with_disk=st.booleans())
     def start(self, with_disk):
         self.folder = Path(tempfile.mkdtemp())
-        self.box = Box(self.folder / "cache" if with_disk else None, cells=CELLS)
+        # Without shares of tenants: the order of use alone.
+        self.box = Box(
+            self.folder / "cache" if with_disk else None,
+            cells=CELLS,
+            sharing=Sharing(least_share=1.0),
+        )
         self.with_disk = with_disk
         self.epochs = dict.fromkeys(SESSIONS, 1)
         self.forget_memory()

@@ -29,6 +29,7 @@ class CacheEventKind(StrEnum):
     PERSIST_DENIED = "persist_denied"
     PERSIST_SKIPPED = "persist_skipped"
     LOST = "lost"
+    EXPIRED = "expired"
     DISK_UNAVAILABLE = "disk_unavailable"
     DISK_AVAILABLE = "disk_available"
     OBJECTS_UNAVAILABLE = "objects_unavailable"
@@ -39,9 +40,9 @@ class CacheEventKind(StrEnum):
 class CacheEvent:
     """One aggregated fact.
 
-    ``tier`` is the tier that the blocks left (evicted, dropped, quarantined, lost), were read from
-    (restored) or went to (persisted and its refusals). ``tenant_ref`` and ``session_ref`` are empty
-    for events about a whole tier. ``bytes`` counts sealed bytes.
+    ``tier`` is the tier that the blocks left (evicted, expired, dropped, quarantined, lost), were
+    read from (restored) or went to (persisted and its refusals). ``tenant_ref`` and ``session_ref``
+    are empty for events about a whole tier. ``bytes`` counts sealed bytes.
     """
 
     kind: CacheEventKind

@@ -1,7 +1,9 @@
-"""How much memory the index takes, measured, for the bench table."""
+"""An index filled without content, for benchmarks of what it takes in memory and time."""
 
 import tempfile
 import tracemalloc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from kvrun.cache.disk import DiskTier
@@ -20,6 +22,32 @@ _PACK_BLOCKS = 1024
 _NAME_PADDING = 15
 
 
+@contextmanager
+def filled_store(sessions: int, blocks: int) -> Iterator[CacheStore]:
+    """A store in which each of ``sessions`` sessions lists ``blocks`` blocks in every tier.
+
+    The sessions are those of the tenant ``tenant`` named ``s0``, ``s1`` and so on, of epoch 1; the
+    blocks have the names 0, 1 and so on. Nothing of the blocks is written.
+    """
+    count = sessions * blocks
+    with tempfile.TemporaryDirectory() as folder:
+        storage = open_storage(f"file://{folder}/storage")
+        store = CacheStore(
+            memory=MemoryTier[BlockOwner](max(4096, count * _CELL_BYTES), lock=False),
+            disk=DiskTier(Path(folder) / "cache", max_bytes=2**50),
+            objects=ObjectTier(storage, storage, "measured"),
+            on_event=lambda event: None,
+            background=False,
+        )
+        store.carve(_CELL_BYTES)
+        for number in range(sessions):
+            session = store.session("tenant", f"s{number}", epoch=1)
+            for first in range(0, blocks, _PACK_BLOCKS):
+                _index_pack(session, range(first, min(blocks, first + _PACK_BLOCKS)))
+        yield store
+        store.close()
+
+
 def measure_index_bytes(blocks: int) -> float:
     """Bytes of index a block when ``blocks`` blocks are in memory, on disk and in packs.
 
@@ -28,28 +56,13 @@ def measure_index_bytes(blocks: int) -> float:
     """
     if blocks <= 0:
         raise ValueError(f"blocks is {blocks}; it must be positive")
-    with tempfile.TemporaryDirectory() as folder:
-        tracemalloc.start()
-        try:
-            before, _ = tracemalloc.get_traced_memory()
-            memory = MemoryTier[BlockOwner](max(4096, blocks * _CELL_BYTES), lock=False)
-            disk = DiskTier(Path(folder) / "cache", max_bytes=2**50)
-            storage = open_storage(f"file://{folder}/storage")
-            store = CacheStore(
-                memory=memory,
-                disk=disk,
-                objects=ObjectTier(storage, storage, "measured"),
-                on_event=lambda event: None,
-                background=False,
-            )
-            store.carve(_CELL_BYTES)
-            session = store.session("tenant", "session", epoch=1)
-            for first in range(0, blocks, _PACK_BLOCKS):
-                _index_pack(session, range(first, min(blocks, first + _PACK_BLOCKS)))
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        with filled_store(1, blocks):
             after, _ = tracemalloc.get_traced_memory()
-        finally:
-            tracemalloc.stop()
-        store.close()
+    finally:
+        tracemalloc.stop()
     return (after - before) / blocks + _NAME_PADDING
 
 

@@ -1,10 +1,10 @@
 """The memory tier: one preallocated slab carved into equal cells, each holding one sealed block.
 
 The tier keeps no names to look up; the session's index does. It knows, a cell, who owns it and
-under which name, how many pins it has and its place in the order of use. Nothing here takes a
-lock: the caller holds the index lock for every call except :meth:`MemoryTier.view` and
-:meth:`MemoryTier.scrub`, which touch only the memory of a cell that the caller has reserved,
-pinned or detached.
+under which name, how many pins it has, when its block was stored and its place in the order of
+use. Nothing here takes a lock: the caller holds the index lock for every call except
+:meth:`MemoryTier.view` and :meth:`MemoryTier.scrub`, which touch only the memory of a cell that the
+caller has reserved, pinned or detached.
 """
 
 import ctypes
@@ -15,10 +15,10 @@ from enum import IntEnum
 from typing import Generic, Protocol, TypeVar
 
 from kvrun.cache.errors import CacheBusyError
+from kvrun.cache.order import NONE, Sharing, UseOrder
 from kvrun.memlock import lock_when_touched
 
 _ALIGN = 64
-_NONE = -1
 MAX_CELLS = 2**30 - 2
 
 
@@ -39,7 +39,7 @@ class CellOwner(Protocol):
         """The pseudonym of the tenant."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class TenantUsage:
     """Listed cells and sealed bytes of one tenant."""
 
@@ -51,14 +51,16 @@ OwnerT = TypeVar("OwnerT", bound=CellOwner)
 
 
 class MemoryTier(Generic[OwnerT]):
-    """Sealed blocks in RAM, least recently used first out, pinned cells never.
+    """Sealed blocks in RAM; ``order`` says which leaves first, and pinned ones never do.
 
     ``slab_bytes`` is taken at once as address space and excluded from core dumps. It is locked
     page by page as it fills where the limits allow; ``locked`` says whether, ``lock_error`` why
     not. The slab holds sealed bytes only, so an unlocked slab leaks nothing readable to swap.
     """
 
-    def __init__(self, slab_bytes: int, *, lock: bool = True) -> None:
+    def __init__(
+        self, slab_bytes: int, *, lock: bool = True, sharing: Sharing | None = None
+    ) -> None:
         if slab_bytes < mmap.PAGESIZE:
             raise ValueError(f"slab_bytes is {slab_bytes}; it must be at least {mmap.PAGESIZE}")
         self.slab_bytes = slab_bytes
@@ -73,8 +75,15 @@ class MemoryTier(Generic[OwnerT]):
         self.free_cells = 0
         self.busy_cells = 0
         self._stride = 0
-        self._free = self._oldest = self._newest = _NONE
+        self.sharing = sharing or Sharing()
         self._reset(0)
+
+    def usage(self) -> dict[str, TenantUsage]:
+        """What each tenant holds."""
+        return {
+            tenant_ref: TenantUsage(share.blocks, share.bytes)
+            for tenant_ref, share in self.order.tenants.items()
+        }
 
     @property
     def cells(self) -> int:
@@ -107,31 +116,53 @@ class MemoryTier(Generic[OwnerT]):
 
     def allocate(self) -> int | None:
         """Takes a free cell (it becomes detached), or None when no cell is free."""
-        cell = self._free
-        if cell == _NONE:
+        if not self._free:
             return None
-        self._free = self._next[cell]
+        cell = self._free.pop()
         self._state[cell] = CellState.DETACHED
         self.free_cells -= 1
         self.busy_cells += 1
         return cell
 
-    def enlist(self, cell: int, owner: OwnerT, name: bytes, size: int, *, pins: int = 0) -> None:
-        """Lists a detached cell under its owner, as the most recently used one."""
+    def is_beyond_quota(self, tenant_ref: str) -> bool:
+        """Whether one more block is more than the tenant may hold."""
+        return self.order.is_beyond_quota(tenant_ref, self._stride)
+
+    def victim(self, tenant_ref: str, now: float) -> int:
+        """The cell to evict for another block of a tenant; NONE when nothing may go."""
+        return self.order.victim(tenant_ref, self._stride, now)
+
+    def enlist(
+        self,
+        cell: int,
+        owner: OwnerT,
+        name: bytes,
+        size: int,
+        *,
+        now: float = 0.0,
+        stored_at: float = 0.0,
+        pins: int = 0,
+        continues: int = NONE,
+    ) -> None:
+        """Lists a detached cell under its owner, as the most recently used one.
+
+        ``stored_at`` is when the block was sealed, seconds since 1970. A block that continues the
+        one in the cell ``continues`` is made the next older one instead.
+        """
         assert self._state[cell] == CellState.DETACHED
         self._state[cell] = CellState.LISTED
         self._owner[cell] = owner
         self._name[cell] = name
         self._size[cell] = size
-        self._pins[cell] = pins
+        if pins:
+            self._pins[cell] = pins
+        self._stored_at[cell] = int(stored_at)
         self.listed_blocks += 1
         self.listed_bytes += size
-        usage = self.usage.setdefault(owner.tenant_ref, TenantUsage())
-        usage.blocks += 1
-        usage.bytes += size
+        self.order.add(cell, owner.tenant_ref, size, self._stride, now)
         if not pins:
             self.busy_cells -= 1
-            self._link(cell)
+            self.order.link(cell, owner.tenant_ref, continues=continues)
 
     def delist(self, cell: int) -> bool:
         """Takes a listed cell out of order and accounting.
@@ -140,20 +171,15 @@ class MemoryTier(Generic[OwnerT]):
         doomed, and whoever takes off the last pin frees it (see :meth:`unpin`).
         """
         assert self._state[cell] == CellState.LISTED
-        owner = self.owner(cell)
-        usage = self.usage[owner.tenant_ref]
-        usage.blocks -= 1
-        usage.bytes -= self._size[cell]
+        tenant_ref = self.owner(cell).tenant_ref
+        self.order.remove(cell, tenant_ref, self._size[cell], self._stride)
         self.listed_blocks -= 1
         self.listed_bytes -= self._size[cell]
-        if not usage.blocks:
-            del self.usage[owner.tenant_ref]
         self._owner[cell] = None
         self._name[cell] = None
-        if self._pins[cell]:
+        if cell in self._pins:
             self._state[cell] = CellState.DOOMED
             return False
-        self._unlink(cell)
         self._state[cell] = CellState.DETACHED
         self.busy_cells += 1
         return True
@@ -162,45 +188,39 @@ class MemoryTier(Generic[OwnerT]):
         """Makes a detached cell free."""
         assert self._state[cell] == CellState.DETACHED
         self._state[cell] = CellState.FREE
-        self._next[cell] = self._free
-        self._free = cell
+        self._free.append(cell)
         self.free_cells += 1
         self.busy_cells -= 1
 
     def pin(self, cell: int) -> None:
         """Keeps a listed cell from eviction and reuse until :meth:`unpin`."""
         assert self._state[cell] == CellState.LISTED
-        if not self._pins[cell]:
-            self._unlink(cell)
+        pins = self._pins.get(cell, 0)
+        if not pins:
+            self.order.unlink(cell, self.owner(cell).tenant_ref)
             self.busy_cells += 1
-        self._pins[cell] += 1
+        self._pins[cell] = pins + 1
 
-    def unpin(self, cell: int) -> bool:
-        """Takes off one pin; the last one makes the cell the most recently used.
+    def unpin(self, cell: int, *, continues: int = NONE) -> bool:
+        """Takes off one pin; the last one links the cell as :meth:`enlist` does.
 
         Returns True when the cell was doomed and this was its last pin: it is detached now, and
         the caller scrubs and releases it.
         """
-        assert self._pins[cell] > 0
-        self._pins[cell] -= 1
-        if self._pins[cell]:
+        pins = self._pins.pop(cell) - 1
+        if pins:
+            self._pins[cell] = pins
             return False
         if self._state[cell] == CellState.DOOMED:
             self._state[cell] = CellState.DETACHED
             return True
         self.busy_cells -= 1
-        self._link(cell)
+        self.order.link(cell, self.owner(cell).tenant_ref, continues=continues)
         return False
 
     def touch(self, cell: int) -> None:
         """Makes an unpinned listed cell the most recently used; a pinned one stays as it is."""
-        if not self._pins[cell] and cell != self._newest:
-            self._unlink(cell)
-            self._link(cell)
-
-    def oldest(self) -> int | None:
-        """The least recently used cell that may be evicted."""
-        return None if self._oldest == _NONE else self._oldest
+        self.order.touch(cell, self.owner(cell).tenant_ref)
 
     def owner(self, cell: int) -> OwnerT:
         """The owner of a listed cell."""
@@ -218,9 +238,17 @@ class MemoryTier(Generic[OwnerT]):
         """The sealed bytes in a listed cell."""
         return self._size[cell]
 
+    def stored_at(self, cell: int) -> int:
+        """When the block in a listed cell was stored, seconds since 1970."""
+        return self._stored_at[cell]
+
+    def is_listed(self, cell: int) -> bool:
+        """Whether the cell holds a block."""
+        return self._state[cell] == CellState.LISTED
+
     def pins(self, cell: int) -> int:
         """How many pins a cell has."""
-        return self._pins[cell]
+        return self._pins.get(cell, 0)
 
     def view(self, cell: int, size: int) -> memoryview:
         """The first ``size`` bytes of a cell, writable."""
@@ -247,37 +275,13 @@ class MemoryTier(Generic[OwnerT]):
 
     def _reset(self, count: int) -> None:
         self._state = array("b", bytes(count))
-        self._pins = array("i", bytes(4 * count))
+        self._pins: dict[int, int] = {}
         self._size = array("I", bytes(4 * count))
-        self._prev = array("i", bytes(4 * count))
-        self._next = array("i", range(1, count + 1))
-        if count:
-            self._next[count - 1] = _NONE
+        self._stored_at = array("I", bytes(4 * count))
         self._owner: list[OwnerT | None] = [None] * count
         self._name: list[bytes | None] = [None] * count
-        self._free = 0 if count else _NONE
-        self._oldest = self._newest = _NONE
+        self._free = array("i", range(count - 1, -1, -1))
+        self.order = UseOrder(self.slab_bytes, self.sharing, count)
         self.free_cells = count
         self.busy_cells = 0
         self.listed_blocks = self.listed_bytes = 0
-        self.usage: dict[str, TenantUsage] = {}
-
-    def _link(self, cell: int) -> None:
-        self._prev[cell] = self._newest
-        self._next[cell] = _NONE
-        if self._newest == _NONE:
-            self._oldest = cell
-        else:
-            self._next[self._newest] = cell
-        self._newest = cell
-
-    def _unlink(self, cell: int) -> None:
-        before, after = self._prev[cell], self._next[cell]
-        if before == _NONE:
-            self._oldest = after
-        else:
-            self._next[before] = after
-        if after == _NONE:
-            self._newest = before
-        else:
-            self._prev[after] = before

@@ -12,13 +12,13 @@ from contextlib import contextmanager
 from kvrun.cache.events import CacheEventKind, Tier
 from kvrun.cache.fetching import Fetcher
 from kvrun.cache.handles import DropReport, Held, Reservation, SealedView
-from kvrun.cache.sessionreads import SessionReads
+from kvrun.cache.pins import SessionPins
 from kvrun.cache.state import CacheState, cell_of, packed_of, place_of, slot_of
 
 NAME_BYTES = 16
 
 
-class CacheSession(SessionReads):
+class CacheSession(SessionPins):
     """The blocks of one session; made by ``CacheStore.session``. Thread-safe."""
 
     def __init__(
@@ -42,8 +42,6 @@ class CacheSession(SessionReads):
         self._opened = False
         self._report: DropReport | None = None
         self._reserved: set[bytes] = set()
-        # A name's pinned cells, one entry a pin, -1 where there was nothing to pin.
-        self._pins: dict[bytes, list[int]] = {}
 
     def match(self, names: Sequence[bytes]) -> bytes:
         """One :class:`Tier` code a name, in order. Found blocks become the most recently used."""
@@ -66,38 +64,19 @@ class CacheSession(SessionReads):
                     codes[position] = Tier.OBJECT if name in fetched else Tier.MEMORY
                     cells.append(cell)
             # Last first: the head of a prefix is then used latest and evicted last.
-            for cell in reversed(cells):
-                state.memory.touch(cell)
+            state.memory.order.touch_all(reversed(cells), self.tenant_ref)
+            state.memory.order.note_use(self.tenant_ref, state.now())
         if slots and state.disk is not None and self._disk is not None:
             slots.reverse()
             state.disk.touch(self._disk, slots)
         return bytes(codes)
 
-    def pin(self, names: Sequence[bytes]) -> None:
-        """Keeps those of ``names`` that are in memory there, until :meth:`unpin` of the same."""
-        state = self._state
-        with state.lock:
-            for name in names:
-                cell = cell_of(self._index.get(name, 0))
-                if cell >= 0:
-                    state.memory.pin(cell)
-                self._pins.setdefault(name, []).append(cell)
-
-    def unpin(self, names: Sequence[bytes]) -> None:
-        """Ends one :meth:`pin` of each name, whatever became of the block; others are ignored."""
-        cells = []
-        with self._state.lock:
-            for name in reversed(names):
-                pinned = self._pins.get(name)
-                if pinned:
-                    cells.append(pinned.pop())
-                    if not pinned:
-                        del self._pins[name]
-        self._state.unpin(cell for cell in cells if cell >= 0)
-
-    def reserve(self, name: bytes, size: int) -> Reservation | None:
+    def reserve(
+        self, name: bytes, size: int, *, continues: bytes | None = None
+    ) -> Reservation | None:
         """Room for a sealed block of ``size`` bytes, or None: stored already, no room, or dropped.
 
+        ``continues`` names the block before it in the prompt, so that this one is evicted first.
         Raises ValueError for a name that is not 16 bytes or a size that no cell holds.
         """
         if len(name) != NAME_BYTES:
@@ -112,7 +91,8 @@ class CacheSession(SessionReads):
             if name in self._reserved or self._is_stored_locked(name):
                 state.counters.already_stored += 1
                 return None
-            cell = state.allocate_locked()
+            before = cell_of(self._place_locked(continues))
+            cell = state.allocate_locked(self.tenant_ref, continues=before)
             if cell is None:
                 state.counters.no_room += 1
                 return None
@@ -120,7 +100,7 @@ class CacheSession(SessionReads):
         return Reservation(
             name,
             memory.view(cell, size),
-            lambda keep: self._end_reservation(name, cell, size, keep=keep),
+            lambda keep: self._end_reservation(name, cell, size, continues, keep=keep),
         )
 
     @contextmanager
@@ -195,6 +175,7 @@ class CacheSession(SessionReads):
         self._on_drop(self)
         with self._life_lock:
             if self._report is None:
+                self.release()
                 self._report = self._drop()
                 self._on_dropped(self)
                 self._state.deliver()
@@ -226,7 +207,7 @@ class CacheSession(SessionReads):
         assert self._disk is not None
         slot = state.disk.adopt(self._disk, name, size)
         with state.lock:
-            cell = state.allocate_locked()
+            cell = state.allocate_locked(self.tenant_ref)
             assert cell is not None
             state.memory.enlist(cell, self, name, size)
             self._index[name] = place_of(cell, slot, packed)
@@ -240,21 +221,31 @@ class CacheSession(SessionReads):
             return True
         return packed_of(place) >= 0 and objects is not None and objects.accepts()
 
-    def _end_reservation(self, name: bytes, cell: int, size: int, *, keep: bool) -> bool:
+    def _end_reservation(
+        self, name: bytes, cell: int, size: int, continues: bytes | None, *, keep: bool
+    ) -> bool:
         state = self._state
         with state.lock:
             self._reserved.discard(name)
             if keep and not self.dropped:
-                self._enlist_locked(name, cell, size)
+                self._enlist_locked(name, cell, size, continues)
                 return True
             state.counters.aborted += 1
         state.scrub([cell])
         return False
 
-    def _enlist_locked(self, name: bytes, cell: int, size: int) -> None:
+    def _enlist_locked(self, name: bytes, cell: int, size: int, continues: bytes | None) -> None:
         state = self._state
         state.counters.stored += 1
-        state.memory.enlist(cell, self, name, size)
+        state.memory.enlist(
+            cell,
+            self,
+            name,
+            size,
+            now=state.now(),
+            stored_at=state.wall(),
+            continues=cell_of(self._place_locked(continues)),
+        )
         # It may have been found in a pack since its reservation.
         packed = packed_of(self._index.get(name, 0))
         self._index[name] = place_of(cell, -1, packed)
@@ -264,7 +255,7 @@ class CacheSession(SessionReads):
             return
         if not state.disk.accepts_writes():
             self._not_persisted(size, CacheEventKind.PERSIST_SKIPPED, "disk off")
-        elif state.writer.offer_locked(self, name, cell, size):
+        elif state.writer.offer_locked(self, name, cell, size, continues):
             state.memory.pin(cell)
         else:
             self._not_persisted(size, CacheEventKind.PERSIST_SKIPPED, "queue full")

@@ -39,7 +39,7 @@ class SessionIndex:
                     written += 1
                     size += block.size
             finally:
-                self._state.unpin([block.cell])
+                self._unpin_written(block)
         if written:
             with self._state.lock:
                 self._state.counters.persisted += written
@@ -60,8 +60,11 @@ class SessionIndex:
         if disk is None or session is None or not self._is_waiting(block):
             return False
         view = state.memory.view(block.cell, block.size).toreadonly()
+        with state.lock:
+            continues = slot_of(self._place_locked(block.continues))
+            stored_at = state.memory.stored_at(block.cell)
         try:
-            slot = disk.write(session, block.name, view)
+            slot = disk.write(session, block.name, view, stored_at=stored_at, continues=continues)
         except Exception as error:
             # Whatever the disk did, the block stays in memory and the others go on.
             if not isinstance(error, DiskWriteError):
@@ -78,6 +81,18 @@ class SessionIndex:
         # Quarantined or dropped while the file was written.
         disk.remove(session, block.name, slot)
         return False
+
+    def _unpin_written(self, block: WaitingBlock) -> None:
+        state = self._state
+        with state.lock:
+            continues = cell_of(self._place_locked(block.continues))
+            doomed = state.memory.unpin(block.cell, continues=continues)
+        if doomed:
+            state.scrub([block.cell])
+
+    def _place_locked(self, name: bytes | None) -> int:
+        """Where a block is, 0 for nowhere."""
+        return 0 if name is None else self._index.get(name, 0)
 
     def _is_waiting(self, block: WaitingBlock) -> bool:
         with self._state.lock:

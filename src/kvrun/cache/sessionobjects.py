@@ -114,7 +114,7 @@ class SessionObjects(SessionIndex):
         state, size = self._state, len(data)
         with state.lock:
             fits = 0 < size <= state.memory.cell_bytes and not self.dropped
-            cell = state.allocate_locked() if fits else None
+            cell = state.allocate_locked(self.tenant_ref) if fits else None
         if cell is None:
             return False
         view = state.memory.view(cell, size)
@@ -126,7 +126,8 @@ class SessionObjects(SessionIndex):
                 # One name for both: the index's own goes.
                 del self._index[name]
                 self._index[name] = place_of(cell, slot_of(place), packed)
-                state.memory.enlist(cell, self, name, size)
+                # When it was sealed is not known here; its pack has a time to live of its own.
+                state.memory.enlist(cell, self, name, size, now=state.now(), stored_at=state.wall())
                 self._fetched.add(name)
                 return True
         state.scrub([cell])

@@ -48,7 +48,7 @@ class SessionReads(SessionObjects):
             return
         with state.lock:
             fits = 0 < size <= state.memory.cell_bytes and not self.dropped
-            cell = state.allocate_locked() if fits else None
+            cell = state.allocate_locked(self.tenant_ref) if fits else None
         if cell is None:
             limit = state.memory.cell_bytes or _MAX_UNCARVED_READ
             room = memoryview(bytearray(min(size, limit)))
@@ -88,11 +88,19 @@ class SessionReads(SessionObjects):
     def _promote(self, disk: DiskTier, name: bytes, slot: int, cell: int, size: int) -> bool:
         """Lists a cell just read from disk, pinned once, unless the block moved meanwhile."""
         state = self._state
-        shared = disk.name(slot)
+        shared, stored_at = disk.name(slot), disk.stored_at(slot)
         with state.lock:
             place = self._index.get(name, 0)
             if self.dropped or cell_of(place) >= 0 or slot_of(place) != slot:
                 return False
-            state.memory.enlist(cell, self, shared if shared == name else name, size, pins=1)
+            state.memory.enlist(
+                cell,
+                self,
+                shared if shared == name else name,
+                size,
+                now=state.now(),
+                stored_at=stored_at,
+                pins=1,
+            )
             self._index[name] = place_of(cell, slot, packed_of(place))
             return True

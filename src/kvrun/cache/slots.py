@@ -1,93 +1,103 @@
-"""Indexed blocks of the disk tier in order of use, as arrays: about 30 bytes a block."""
+"""Indexed blocks of the disk tier in order of use, as arrays: about 40 bytes a block."""
 
 from array import array
-from typing import Generic, TypeVar
+from collections.abc import Sequence
+from typing import Generic, Protocol, TypeVar
 
-NONE = -1
-OwnerT = TypeVar("OwnerT")
+from kvrun.cache.order import NONE, Sharing, UseOrder
+
+
+class SlotOwner(Protocol):
+    """Whoever owns blocks; the order of use needs only its tenant."""
+
+    @property
+    def tenant_ref(self) -> str:
+        """The pseudonym of the tenant."""
+
+
+OwnerT = TypeVar("OwnerT", bound=SlotOwner)
 
 
 class Slots(Generic[OwnerT]):
     """What the disk tier knows of each indexed block. Not thread-safe: the tier holds its lock.
 
-    Public arrays are read by slot: ``owner``, ``name``, ``size`` (bytes), ``used`` (seconds since
-    1970). ``oldest`` is the least recently used slot, NONE when there is none.
+    Public arrays are read by slot: ``owner``, ``name``, ``size`` (bytes) and ``stored_at``
+    (seconds since 1970). ``order`` says which block leaves first.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, capacity_bytes: int, sharing: Sharing) -> None:
         self.owner: list[OwnerT | None] = []
         self.name: list[bytes | None] = []
         self.size = array("I")
-        self.used = array("I")
-        self._prev = array("i")
-        self._next = array("i")
-        self._free = NONE
-        self.oldest = NONE
-        self._newest = NONE
+        self.stored_at = array("I")
+        self.order = UseOrder(capacity_bytes, sharing)
+        self._free = array("i")
 
-    def add(self, owner: OwnerT, name: bytes, size: int, wall: float) -> int:
-        """Indexes a block as the most recently used one; returns its slot."""
-        slot = self._free
-        if slot == NONE:
+    def __len__(self) -> int:
+        """How many slots there are, free ones too."""
+        return len(self.owner)
+
+    def add(
+        self,
+        owner: OwnerT,
+        name: bytes,
+        size: int,
+        wall: float,
+        *,
+        stored_at: float,
+        continues: int = NONE,
+    ) -> int:
+        """Indexes a block as the most recently used one; returns its slot.
+
+        A block that continues the one in the slot ``continues`` is made the next older one.
+        """
+        if self._free:
+            slot = self._free.pop()
+            self.owner[slot], self.name[slot], self.size[slot] = owner, name, size
+        else:
             slot = len(self.owner)
             self.owner.append(owner)
             self.name.append(name)
             self.size.append(size)
-            self.used.append(0)
-            self._prev.append(NONE)
-            self._next.append(NONE)
-        else:
-            self._free = self._next[slot]
-            self.owner[slot], self.name[slot], self.size[slot] = owner, name, size
-        self._link(slot, wall)
+            self.stored_at.append(0)
+        self.stored_at[slot] = int(stored_at)
+        self.order.add(slot, owner.tenant_ref, size, size, wall)
+        # Its slot may have been given to another owner's block since it was looked up.
+        if continues != NONE and self.owner[continues] is not owner:
+            continues = NONE
+        self.order.link(slot, owner.tenant_ref, continues=continues)
         return slot
 
     def remove(self, slot: int) -> None:
         """Forgets a block; its slot is used again later."""
-        self._unlink(slot)
+        owner = self.owner[slot]
+        assert owner is not None
+        size = self.size[slot]
+        self.order.remove(slot, owner.tenant_ref, size, size)
         self.owner[slot] = self.name[slot] = None
-        self._next[slot] = self._free
-        self._free = slot
+        self._free.append(slot)
 
-    def touch(self, slot: int, wall: float) -> None:
-        """Makes a block the most recently used one."""
-        self._unlink(slot)
-        self._link(slot, wall)
+    def touch(self, owner: OwnerT, slots: Sequence[int], wall: float) -> None:
+        """Makes an owner's blocks the most recently used ones; slots of others are left alone."""
+        owners = self.owner
+        mine = [slot for slot in slots if owners[slot] is owner]
+        self.order.touch_all(mine, owner.tenant_ref)
+        self.order.note_use(owner.tenant_ref, wall)
+
+    def hold(self, slot: int) -> None:
+        """Keeps a block from being the next to go."""
+        owner = self.owner[slot]
+        assert owner is not None
+        if self.order.is_linked(slot):
+            self.order.unlink(slot, owner.tenant_ref)
+
+    def let_go(self, slot: int) -> None:
+        """Ends :meth:`hold`."""
+        owner = self.owner[slot]
+        assert owner is not None
+        if not self.order.is_linked(slot):
+            self.order.link(slot, owner.tenant_ref)
 
     def is_of(self, slot: int, owner: OwnerT, name: bytes) -> bool:
         """Whether the slot still belongs to this block."""
         return self.owner[slot] is owner and self.name[slot] == name
-
-    def oldest_until(self, size: int) -> list[tuple[OwnerT, bytes, int]]:
-        """The least recently used blocks that hold ``size`` bytes together."""
-        found: list[tuple[OwnerT, bytes, int]] = []
-        slot = self.oldest
-        while slot != NONE and size > 0:
-            owner, name = self.owner[slot], self.name[slot]
-            assert owner is not None
-            assert name is not None
-            found.append((owner, name, slot))
-            size -= self.size[slot]
-            slot = self._next[slot]
-        return found
-
-    def _link(self, slot: int, wall: float) -> None:
-        self.used[slot] = int(wall)
-        self._prev[slot] = self._newest
-        self._next[slot] = NONE
-        if self._newest == NONE:
-            self.oldest = slot
-        else:
-            self._next[self._newest] = slot
-        self._newest = slot
-
-    def _unlink(self, slot: int) -> None:
-        before, after = self._prev[slot], self._next[slot]
-        if before == NONE:
-            self.oldest = after
-        else:
-            self._next[before] = after
-        if after == NONE:
-            self._newest = before
-        else:
-            self._prev[after] = before

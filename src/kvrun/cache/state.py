@@ -10,6 +10,7 @@ from kvrun.cache.disk import DiskTier
 from kvrun.cache.events import CacheEvent, CacheEventKind, EventCounter, Tier
 from kvrun.cache.memory import MemoryTier
 from kvrun.cache.object_tier import ObjectTier
+from kvrun.cache.order import NONE
 from kvrun.cache.packqueue import PackQueue
 from kvrun.cache.placement import Gate
 from kvrun.cache.writebehind import WriteBehind
@@ -67,6 +68,7 @@ class CacheCounters:
     no_room: int = 0
     aborted: int = 0
     evicted: int = 0
+    expired: int = 0
     persisted: int = 0
     persist_denied: int = 0
     persist_skipped: int = 0
@@ -89,10 +91,12 @@ class CacheState:
         gate: Gate,
         now: Callable[[], float],
         wall: Callable[[], float],
+        ttl_s: float | None,
         write_delay_s: float,
         queue_bytes: int,
     ) -> None:
         self.lock = threading.Lock()
+        self.ttl_s = ttl_s
         self.memory = memory
         self.disk = disk
         self.objects = objects
@@ -126,32 +130,25 @@ class CacheState:
                 idle=self.look_after_objects,
             )
 
-    def allocate_locked(self) -> int | None:
-        """A detached cell, evicting the least recently used block if it must; None if none."""
-        cell = self.memory.allocate()
-        if cell is not None:
-            return cell
-        victim = self.memory.oldest()
-        if victim is None:
+    def allocate_locked(self, tenant_ref: str, *, continues: int = NONE) -> int | None:
+        """A detached cell for a block of a tenant, or None.
+
+        Where the tier is full, or the tenant's quota is, the block that leaves first is evicted,
+        but not the one in the cell ``continues``, without which the new one would be worthless.
+        """
+        memory = self.memory
+        beyond = memory.is_beyond_quota(tenant_ref)
+        cell = None if beyond else memory.allocate()
+        if cell is None:
+            victim = memory.victim(tenant_ref, self.now())
+            if victim not in (NONE, continues):
+                self._evict_locked(victim)
+                return victim
             if self.writer is not None:
                 self.writer.hurry_locked()
             if self.packer is not None:
                 self.packer.hurry_locked()
-            return None
-        owner = self.memory.owner(victim)
-        name, size = self.memory.name(victim), self.memory.size(victim)
-        self.memory.delist(victim)
-        owner.forget_cell_locked(name)
-        self.counters.evicted += 1
-        self.events.add(
-            CacheEventKind.EVICTED,
-            Tier.MEMORY,
-            owner.tenant_ref,
-            owner.session_ref,
-            blocks=1,
-            size=size,
-        )
-        return victim
+        return cell
 
     def unpin(self, cells: Iterable[int]) -> None:
         """Takes one pin off each cell; scrubs and frees those that were only waiting for that."""
@@ -187,6 +184,21 @@ class CacheState:
         self.events.add(kind, Tier.OBJECT, reason=reason)
         if available:
             self.on_objects_back()
+
+    def _evict_locked(self, victim: int) -> None:
+        owner = self.memory.owner(victim)
+        name, size = self.memory.name(victim), self.memory.size(victim)
+        self.memory.delist(victim)
+        owner.forget_cell_locked(name)
+        self.counters.evicted += 1
+        self.events.add(
+            CacheEventKind.EVICTED,
+            Tier.MEMORY,
+            owner.tenant_ref,
+            owner.session_ref,
+            blocks=1,
+            size=size,
+        )
 
     def _disk_changed(self, available: bool, reason: str) -> None:
         kind = CacheEventKind.DISK_AVAILABLE if available else CacheEventKind.DISK_UNAVAILABLE

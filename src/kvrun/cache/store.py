@@ -3,12 +3,11 @@
 A store without a disk and an object tier (a stateless deployment) writes nothing anywhere.
 """
 
-import heapq
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from kvrun.cache.disk import DiskTier
 from kvrun.cache.errors import SessionDroppedError
@@ -16,67 +15,36 @@ from kvrun.cache.events import CacheEvent, Tier
 from kvrun.cache.fetching import Fetcher
 from kvrun.cache.folder import checked_ref
 from kvrun.cache.handles import DropReport, Held, Reservation
+from kvrun.cache.levels import CacheLevels, CacheStats, levels_of, stats_of, top_tenants_of
 from kvrun.cache.memory import MemoryTier, TenantUsage
 from kvrun.cache.object_tier import ObjectTier
-from kvrun.cache.packtable import PackTotals
+from kvrun.cache.pins import KeptPrefix
 from kvrun.cache.placement import OPEN_GATE, Gate
+from kvrun.cache.retention import expire_blocks, keep_prefix
 from kvrun.cache.session import CacheSession
 from kvrun.cache.sessionpacks import PackKeys
 from kvrun.cache.state import BlockOwner, CacheCounters, CacheState
 from kvrun.errors import KvrunError
 
-__all__ = ["CacheSession", "CacheStats", "CacheStore", "DropReport", "Reservation", "Tier"]
+__all__ = [
+    "CacheLevels",
+    "CacheSession",
+    "CacheStats",
+    "CacheStore",
+    "DropReport",
+    "Reservation",
+    "Tier",
+]
 
 _TOMBSTONES = 65_536
-
-
-@dataclass(frozen=True, slots=True)
-class CacheStats:
-    """A snapshot: cells and bytes in use, what waits for disk, totals since start."""
-
-    cell_bytes: int
-    cells: int
-    free_cells: int
-    busy_cells: int
-    memory_locked: bool
-    disk_bytes: int
-    disk_available: bool
-    waiting_bytes: int
-    sessions: int
-    tenants: dict[str, TenantUsage]
-    counters: CacheCounters
-    has_objects: bool = False
-    object_bytes: int = 0
-    object_available: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class CacheLevels:
-    """How full the tiers are, without what takes time to add up. Blocks on disk and in Storage are
-    those of sessions that were opened since the start; a capacity of 0 means that there is no such
-    tier. ``undeleted`` counts sessions whose packs are still to be deleted."""
-
-    memory_blocks: int
-    memory_bytes: int
-    memory_capacity_bytes: int
-    disk_blocks: int
-    disk_bytes: int
-    disk_capacity_bytes: int
-    disk_available: bool
-    waiting_bytes: int
-    has_objects: bool = False
-    object_blocks: int = 0
-    object_bytes: int = 0
-    object_available: bool = False
-    object_waiting_bytes: int = 0
-    undeleted: int = 0
 
 
 class CacheStore:
     """Every session's sealed blocks on one box.
 
     ``on_event`` gets aggregated events, never with a lock held, from any thread. Before blocks are
-    written to disk ``gate`` is asked.
+    written to disk ``gate`` is asked. Blocks older than ``ttl_s``, or what the gate says if that is
+    shorter, go with :meth:`expire`.
     ``write_delay_s`` is how long a committed block stays in memory alone; at most ``queue_bytes``
     (and half of the slab) wait for the disk. With ``background`` off nothing is written until
     :meth:`work` or :meth:`flush`.
@@ -92,6 +60,7 @@ class CacheStore:
         gate: Gate = OPEN_GATE,
         now: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
+        ttl_s: float | None = None,
         write_delay_s: float = 0.5,
         queue_bytes: int = 2**30,
         background: bool = True,
@@ -104,6 +73,7 @@ class CacheStore:
             gate=gate,
             now=now,
             wall=wall,
+            ttl_s=ttl_s,
             write_delay_s=write_delay_s,
             queue_bytes=queue_bytes,
         )
@@ -130,6 +100,9 @@ class CacheStore:
             self.flush(timeout_s)
         with self._table_lock:
             sessions = list(self._sessions.values())
+        if cell_bytes != state.memory.cell_bytes:
+            for session in sessions:
+                session.release()
         with state.lock:
             kept = state.memory.carve(cell_bytes)
             if not kept:
@@ -231,6 +204,27 @@ class CacheStore:
         self._state.deliver()
         return count
 
+    def keep(self, session: CacheSession) -> KeptPrefix:
+        """Keeps a session's prefix as it is now, as far as its tenant may keep blocks.
+
+        That is the tenant's quota of the memory tier for all its sessions together, or a quarter
+        of the tier where there is none.
+        """
+        with self._table_lock:
+            sessions = list(self._sessions.values())
+        return keep_prefix(self._state.memory, session, sessions)
+
+    def expire(self) -> int:
+        """Removes what was kept long enough, also of sessions nobody opened; how many copies.
+
+        The daemon calls it every minute or so.
+        """
+        with self._table_lock:
+            sessions = list(self._sessions.values())
+        count = expire_blocks(self._state, sessions)
+        self._state.deliver()
+        return count
+
     def deliver_events(self) -> None:
         """Hands gathered events to ``on_event``; the daemon calls it every second or so."""
         self._state.deliver()
@@ -259,74 +253,27 @@ class CacheStore:
             self._state.memory.close()
         return done
 
-    def stats(self) -> CacheStats:
-        """How full the tiers are, by tenant, and what happened so far."""
-        with self._table_lock:
-            sessions = len(self._sessions)
-        state = self._state
-        with state.lock:
-            memory, disk, objects = state.memory, state.disk, state.objects
-            return CacheStats(
-                cell_bytes=memory.cell_bytes,
-                cells=memory.cells,
-                free_cells=memory.free_cells,
-                busy_cells=memory.busy_cells,
-                memory_locked=memory.locked,
-                disk_bytes=disk.used_bytes if disk is not None else 0,
-                disk_available=disk is not None and disk.available,
-                waiting_bytes=state.writer.waiting_bytes if state.writer is not None else 0,
-                sessions=sessions,
-                tenants={tenant: replace(usage) for tenant, usage in memory.usage.items()},
-                counters=replace(state.counters),
-                has_objects=objects is not None,
-                object_bytes=objects.totals.bytes if objects is not None else 0,
-                object_available=objects is not None and objects.available,
-            )
-
-    def levels(self) -> CacheLevels:
-        """How full the tiers are; cheap enough to ask every few seconds under load."""
-        state = self._state
-        memory, disk, objects = state.memory, state.disk, state.objects
-        packed = objects.totals if objects is not None else PackTotals()
-        with state.lock:
-            return CacheLevels(
-                memory_blocks=memory.listed_blocks,
-                memory_bytes=memory.listed_bytes,
-                memory_capacity_bytes=memory.slab_bytes,
-                disk_blocks=disk.known_blocks if disk is not None else 0,
-                disk_bytes=disk.used_bytes if disk is not None else 0,
-                disk_capacity_bytes=disk.max_bytes if disk is not None else 0,
-                disk_available=disk is not None and disk.available,
-                waiting_bytes=state.writer.waiting_bytes if state.writer is not None else 0,
-                has_objects=objects is not None,
-                object_blocks=packed.blocks,
-                object_bytes=packed.bytes,
-                object_available=objects is not None and objects.available,
-                object_waiting_bytes=state.packer.waiting_bytes if state.packer is not None else 0,
-                undeleted=objects.undeleted if objects is not None else 0,
-            )
-
     def counters(self) -> CacheCounters:
         """What happened since the start."""
         with self._state.lock:
             return replace(self._state.counters)
+
+    def stats(self) -> CacheStats:
+        """How full the tiers are, by tenant, and what happened so far."""
+        with self._table_lock:
+            sessions = len(self._sessions)
+        return stats_of(self._state, sessions)
+
+    def levels(self) -> CacheLevels:
+        """How full the tiers are; cheap enough to ask every few seconds under load."""
+        return levels_of(self._state)
 
     def top_tenants(self, count: int) -> dict[str, TenantUsage]:
         """Those ``count`` tenants that hold most in memory, and all others together as ``other``.
 
         Takes time in proportion to the number of tenants.
         """
-        state = self._state
-        with state.lock:
-            usage = state.memory.usage
-            top = heapq.nlargest(count, usage, key=lambda tenant: usage[tenant].bytes)
-            found = {tenant: replace(usage[tenant]) for tenant in top}
-            blocks, size = state.memory.listed_blocks, state.memory.listed_bytes
-        found["other"] = TenantUsage(
-            blocks - sum(used.blocks for used in found.values()),
-            size - sum(used.bytes for used in found.values()),
-        )
-        return found
+        return top_tenants_of(self._state, count)
 
     def _offer_unpacked(self) -> None:
         with self._table_lock:

@@ -25,13 +25,17 @@ class PersistTarget(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WaitingBlock:
-    """One pinned cell to write at ``due`` (seconds of the store's clock)."""
+    """One pinned cell to write at ``due`` (seconds of the store's clock).
+
+    ``continues`` names the block before it in the prompt, where that is known.
+    """
 
     session: PersistTarget
     name: bytes
     cell: int
     size: int
     due: float
+    continues: bytes | None = None
 
 
 class WriteBehind:
@@ -73,11 +77,19 @@ class WriteBehind:
             self._thread.join()
             self._thread = None
 
-    def offer_locked(self, session: PersistTarget, name: bytes, cell: int, size: int) -> bool:
+    def offer_locked(
+        self,
+        session: PersistTarget,
+        name: bytes,
+        cell: int,
+        size: int,
+        continues: bytes | None = None,
+    ) -> bool:
         """Queues a block whose cell the caller pinned; False when the queue is full."""
         if self.waiting_bytes + size > self._limit_bytes:
             return False
-        self._waiting.append(WaitingBlock(session, name, cell, size, self._now() + self._delay_s))
+        due = self._now() + self._delay_s
+        self._waiting.append(WaitingBlock(session, name, cell, size, due, continues))
         self.waiting_bytes += size
         if len(self._waiting) == 1:
             self._changed.notify_all()

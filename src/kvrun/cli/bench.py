@@ -1,9 +1,11 @@
 """``kvrun bench``: measure this machine and print each value with its goal."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.progress import Progress
 
 from kvrun.bench.paired import MIN_PAIRS
 from kvrun.bench.report import Report, print_report
@@ -129,16 +131,105 @@ def keys(
 def index(
     as_json: AsJson = False,
     blocks: Annotated[
-        int, typer.Option(min=1, max=10_000_000, help="Blocks to put into the index.")
-    ] = 100_000,
+        list[int] | None,
+        typer.Option(min=64, max=100_000_000, help="Blocks in the index; repeatable, ascending."),
+    ] = None,
+    files: Annotated[
+        int, typer.Option(min=0, max=10_000_000, help="Blocks in a folder to start on; 0: none.")
+    ] = 1_000_000,
 ) -> None:
-    """Memory that the index takes for one block that is in memory and on disk.
+    """Memory and time that the index takes, from 10,000 to 10 million blocks, and a start.
 
-    Example: kvrun bench index --blocks 1000000
+    The usual sizes take some minutes, 5 GB of memory and a million small files in the temporary
+    folder.
+
+    Example: kvrun bench index --blocks 10000 --blocks 100000 --files 0
     """
-    from kvrun.bench.index import run_index_bench
+    from kvrun.bench.index import IndexBenchSettings, run_index_bench
 
-    finish(run_index_bench(blocks), as_json)
+    usual = IndexBenchSettings()
+    with Console(stderr=True).status("starting") as status:
+        report = run_index_bench(
+            IndexBenchSettings(tuple(sorted(blocks)) if blocks else usual.blocks, files),
+            status.update,
+        )
+    finish(report, as_json)
+
+
+@app.command()
+def restore(
+    as_json: AsJson = False,
+    blocks: Annotated[int, typer.Option(min=2, max=100_000, help="Blocks to restore.")] = 256,
+    block_kib: Annotated[int, typer.Option(min=4, max=65_536, help="Block size in KiB.")] = 4096,
+    pairs: Annotated[int, typer.Option(min=MIN_PAIRS, max=1000, help="Rounds to compare.")] = 9,
+    folder: Annotated[
+        Path | None, typer.Option(help="Folder on the disk to measure; unset: a temporary one.")
+    ] = None,
+) -> None:
+    """How fast a session comes back from disk after a restart, against reading that disk.
+
+    Needs twice the blocks' size on the disk and once in memory.
+
+    Example: kvrun bench restore --folder /var/lib/kvrun
+    """
+    from kvrun.bench.restore import RestoreBenchSettings, run_restore_bench
+
+    with Console(stderr=True).status("starting") as status:
+        report = run_restore_bench(
+            RestoreBenchSettings(blocks, block_kib << 10, pairs=pairs, folder=folder),
+            status.update,
+        )
+    finish(report, as_json)
+
+
+@app.command()
+def capacity(
+    trace: Annotated[
+        Path | None,
+        typer.Option(help="Requests to replay: JSON lines in the format of Mooncake's traces."),
+    ] = None,
+    as_json: AsJson = False,
+    engine: Annotated[
+        bool,
+        typer.Option("--engine", help="Instead: vLLM on this machine with more sessions than fit."),
+    ] = False,
+    memory_gb: Annotated[int, typer.Option(min=1, help="Memory tier in GB.")] = 256,
+    disk_gb: Annotated[int, typer.Option(min=1, help="Disk tier in GB.")] = 8000,
+    tenants: Annotated[
+        int, typer.Option(min=1, help="Tenants that the conversations are dealt to.")
+    ] = 1024,
+) -> None:
+    """What GPU, memory, disk and object tier hold of real traffic, simulated for an 80 GB GPU.
+
+    The order in which blocks leave a tier is the daemon's own code; the rest is arithmetic. Takes
+    a minute or two. With --engine nothing is simulated: 40 sessions of a tiny model take turns on
+    a vLLM that has room for 8; some minutes and 4 GB of memory.
+
+    Example: kvrun bench capacity --trace conversation_trace.jsonl
+    """
+    if engine == (trace is not None):
+        raise typer.BadParameter("give either --trace FILE or --engine")
+    if engine:
+        from kvrun.bench.capacity_engine import EngineCapacitySettings, run_capacity_engine_bench
+
+        with Console(stderr=True).status("starting") as status:
+            report = run_capacity_engine_bench(EngineCapacitySettings(), status.update)
+        finish(report, as_json)
+    assert trace is not None
+    from kvrun.bench.capacity import CapacitySettings, run_capacity_bench
+
+    gb = 10**9
+    settings = CapacitySettings(
+        trace, memory_bytes=memory_gb * gb, disk_bytes=disk_gb * gb, tenants=tenants
+    )
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("requests", total=None)
+        report = run_capacity_bench(
+            settings,
+            lambda requests: progress.update(task, total=requests),
+            lambda requests: progress.advance(task, requests),
+        )
+    finish(report, as_json)
 
 
 @app.command()

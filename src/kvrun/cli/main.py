@@ -13,6 +13,7 @@ from kvrun.cli import (
     apikeys,
     audit,
     bench,
+    cache,
     certificate,
     control_plane,
     demo,
@@ -20,7 +21,6 @@ from kvrun.cli import (
     doctor,
     erase,
     erase_user,
-    finetune,
     init,
     instance,
     keys,
@@ -89,18 +89,18 @@ app.command("init")(init.init)
 app.command("up")(up.up)
 app.command("gateway")(run_one.gateway)
 app.command("status")(status.status)
+app.command("doctor")(doctor.doctor)
 app.command("demo")(demo.demo)
 app.command("verify")(verify.verify_command)
 app.add_typer(apikeys.app, name="apikeys")
 app.add_typer(audit.app, name="audit")
 app.add_typer(bench.app, name="bench")
+app.add_typer(cache.app, name="cache")
 app.add_typer(certificate.app, name="certificate")
 app.add_typer(control_plane.app, name="control")
 app.add_typer(deployments.app, name="deployments")
 erase.app.command("user")(erase_user.user)
 app.add_typer(erase.app, name="erase")
-app.add_typer(finetune.app, name="finetune")
-app.add_typer(doctor.app, name="doctor")
 app.add_typer(keys.app, name="keys")
 app.add_typer(instance.app, name="instance")
 app.add_typer(workspaces.members_app, name="members")

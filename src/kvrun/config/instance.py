@@ -41,6 +41,18 @@ class InstanceSection(Section):
         ge=0.1,
         le=3600,
     )
+    tenant_memory_bytes: ByteSize | None = setting(
+        None, "What one tenant may hold of the memory tier; unset: all that others leave.", ge=2**20
+    )
+    tenant_disk_bytes: ByteSize | None = setting(
+        None, "What one tenant may hold of the disk tier; unset: all that others leave.", ge=2**20
+    )
+    block_ttl_s: int | None = setting(
+        None,
+        "Seconds after which a sealed block is removed from memory and disk, from its storing on; "
+        "unset: it stays until there is no room or its session's key is destroyed.",
+        ge=60,
+    )
     staging_bytes: ByteSize | None = setting(
         None,
         "Staging region of each engine worker; unset: sized for one longest prompt at engine "

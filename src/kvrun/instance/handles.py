@@ -18,6 +18,7 @@ import msgspec
 from kvrun.cache.events import Tier
 from kvrun.cache.session import CacheSession
 from kvrun.instance.blocks import SessionBlocks
+from kvrun.instance.in_order import InOrder
 from kvrun.instance.totals import Totals
 from kvrun.keys.session import SessionKeys
 
@@ -54,6 +55,8 @@ class Handle:
     finished_at: float | None = None
     revoked: bool = False
     traceparent: str = ""
+    publishing: InOrder = field(default_factory=InOrder)
+    chains: dict[tuple[int, int], dict[int, bytes]] = field(default_factory=dict)
 
     @property
     def tenant_ref(self) -> str:
@@ -70,6 +73,12 @@ class Handle:
         pinned, self.pinned = self.pinned, []
         if pinned:
             self.cache.unpin(pinned)
+
+    def note_name(self, group: int, rank: int, index: int, name: bytes) -> bytes | None:
+        """Block ``index`` of a group and rank has this name; that of the one before, if known."""
+        chain = self.chains.setdefault((group, rank), {})
+        chain[index] = name
+        return chain.get(index - 1)
 
     def note_opened(self, group: int, index: int, tier: Tier) -> None:
         """Block ``index`` of a group was opened from a tier for this request."""

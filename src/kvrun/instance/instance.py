@@ -328,7 +328,8 @@ class Instance:
                 for rank, names in enumerate(names_by_rank):
                     names.append(handle.blocks.name(block_hash, group, rank))
             tiers = []
-            for names in names_by_rank:
+            for rank, names in enumerate(names_by_rank):
+                handle.chains[group, rank] = dict(enumerate(names))
                 handle.cache.pin(names)
                 handle.pinned.extend(names)
                 tiers.append(handle.cache.match(names))

@@ -30,6 +30,7 @@ _CACHE_EVENTS = {
     CacheEventKind.EVICTED: Event.EVICTED,
     CacheEventKind.PERSISTED: Event.PERSISTED,
     CacheEventKind.RESTORED: Event.RESTORED,
+    CacheEventKind.EXPIRED: Event.EXPIRED,
 }
 
 

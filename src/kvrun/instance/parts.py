@@ -18,6 +18,7 @@ from kvrun.cache.disk import DiskTier
 from kvrun.cache.events import Tier
 from kvrun.cache.memory import MemoryTier
 from kvrun.cache.object_tier import ObjectSettings, ObjectTier
+from kvrun.cache.order import Sharing
 from kvrun.cache.placement import OPEN_GATE, Gate
 from kvrun.cache.state import BlockOwner
 from kvrun.cache.store import CacheStore
@@ -133,11 +134,16 @@ def open_parts(
         stack.callback(log.close)
         journal = Journal(log, workspace, deployment)
         stack.callback(journal.write_owed)
-        memory = MemoryTier[BlockOwner](memory_bytes or config.instance.memory_bytes)
+        settings = config.instance
+        memory = MemoryTier[BlockOwner](
+            memory_bytes or settings.memory_bytes, sharing=Sharing(settings.tenant_memory_bytes)
+        )
         disk = None
-        if not config.deployment.stateless and config.instance.disk_bytes:
+        if not config.deployment.stateless and settings.disk_bytes:
             disk = DiskTier(
-                layout.storage(workspace, deployment), max_bytes=config.instance.disk_bytes
+                layout.storage(workspace, deployment),
+                max_bytes=settings.disk_bytes,
+                sharing=Sharing(settings.tenant_disk_bytes),
             )
         objects = open_object_tier(config) if config.object_tier else None
         cache = CacheStore(
@@ -146,6 +152,7 @@ def open_parts(
             objects=objects,
             on_event=journal.cache_event,
             gate=RecordedGate(journal, OPEN_GATE),
+            ttl_s=settings.block_ttl_s,
         )
         stack.callback(cache.close)
         instance = Instance(

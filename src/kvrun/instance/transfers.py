@@ -17,6 +17,7 @@ from kvrun.cache.events import Tier
 from kvrun.cache.handles import Reservation
 from kvrun.errors import KvrunError
 from kvrun.instance.handles import Handle, HandleTable
+from kvrun.instance.in_order import Turn
 from kvrun.instance.journal import Journal
 from kvrun.instance.layout import EngineLayout, WorkerShape
 from kvrun.instance.plaintext import PlaintextSlots
@@ -164,7 +165,7 @@ class Transfers:
             return
         self._plaintext.fill(link, [block.slot for block in message.blocks], handle.number)
         for share in _shares(message.blocks, self._threads.threads):
-            seal = partial(self._store_share, link, handle, share)
+            seal = partial(self._store_share, link, handle, share, handle.publishing.begin())
             self._threads.seal(link.task(seal, outlives=True))
 
     def release(self, link: WorkerLink, message: Release) -> None:
@@ -277,13 +278,24 @@ class Transfers:
             handle.note_opened(block.group, block.index, tier)
         return tier
 
-    def _store_share(self, link: WorkerLink, handle: Handle, blocks: Sequence[BlockAt]) -> None:
-        with self._tracing.span("kvrun.seal", handle.traceparent, SpanKind.INTERNAL) as trace:
-            trace.note(request_id=handle.request_id, blocks=len(blocks))
-            self._seal_blocks(link, handle, blocks)
-
-    def _seal_blocks(self, link: WorkerLink, handle: Handle, blocks: Sequence[BlockAt]) -> None:
+    def _store_share(
+        self, link: WorkerLink, handle: Handle, blocks: Sequence[BlockAt], turn: Turn
+    ) -> None:
         reserved: list[tuple[bytes, Reservation]] = []
+        try:
+            with self._tracing.span("kvrun.seal", handle.traceparent, SpanKind.INTERNAL) as trace:
+                trace.note(request_id=handle.request_id, blocks=len(blocks))
+                self._seal_blocks(link, handle, blocks, reserved)
+        finally:
+            handle.publishing.end(turn, partial(self._publish, handle, reserved))
+
+    def _seal_blocks(
+        self,
+        link: WorkerLink,
+        handle: Handle,
+        blocks: Sequence[BlockAt],
+        reserved: list[tuple[bytes, Reservation]],
+    ) -> None:
         try:
             for block in blocks:
                 if handle.revoked:
@@ -295,8 +307,6 @@ class Transfers:
             _log.warning("a store was dropped: %s", error.message)
         finally:
             self._free(link, blocks)
-        if reserved:
-            self._publish(handle, reserved)
 
     def _seal_one(
         self, link: WorkerLink, handle: Handle, block: BlockAt
@@ -304,7 +314,8 @@ class Transfers:
         rank = link.shape.rank
         size = link.shape.block_bytes[block.group]
         name = handle.blocks.name(block.block_hash, block.group, rank)
-        reservation = handle.cache.reserve(name, sealed_size(size))
+        continues = handle.note_name(block.group, rank, block.index, name)
+        reservation = handle.cache.reserve(name, sealed_size(size), continues=continues)
         if reservation is None:
             return None
         try:
@@ -318,6 +329,8 @@ class Transfers:
         return name, reservation
 
     def _publish(self, handle: Handle, reserved: Sequence[tuple[bytes, Reservation]]) -> None:
+        if not reserved:
+            return
         size_bytes = sum(len(reservation.view) for _, reservation in reserved)
         try:
             if handle.revoked or handle.keys.ended:
