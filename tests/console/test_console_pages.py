@@ -28,15 +28,13 @@ WORKSPACE_PAGES = (
     "where",
     "certificates",
     "storage",
-    "finetunes",
     "alerts",
     "approvals",
     "keys",
     "members",
     "settings",
 )
-SECTIONS = ("", "/cache", "/users", "/audit", "/storage", "/certificates", "/isolation",
-            "/settings", "/erase")  # fmt: skip
+SECTIONS = ("", "/cache", "/users", "/audit", "/storage", "/certificates", "/settings", "/erase")
 
 
 @pytest.fixture

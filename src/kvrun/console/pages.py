@@ -23,7 +23,6 @@ TONES: Final[Mapping[str, str]] = {
     "deleting": "open",
     "pass": "good",
     "fail": "bad",
-    "inconclusive": "open",
     "unknown": "open",
     "active": "good",
     "expired": "",

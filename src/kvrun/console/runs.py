@@ -41,8 +41,7 @@ class Run:
     """One piece of work. ``place`` is the id of the deployment or workspace that it is about.
 
     Times in seconds since 1970, ``ended_at`` 0 while it goes on. ``error`` and ``hint`` are set
-    where it failed; ``deletes`` says that it ends the deployment. ``section`` is set for work that
-    is no erasure: where its page belongs.
+    where it failed; ``deletes`` says that it ends the deployment.
     """
 
     id: str
@@ -52,7 +51,6 @@ class Run:
     reference: str
     started_at: float
     deletes: bool = False
-    section: str = ""
     ended_at: float = 0.0
     result: Result | None = None
     error: str = ""
@@ -101,16 +99,15 @@ class Runs:
         *,
         reference: str = "",
         deletes: bool = False,
-        section: str = "",
     ) -> Run:
         """Begin it in a thread. Raises ConflictError where too much is under way."""
         now = self._now()
-        run = Run(secrets.token_hex(8), actor.id, place, title, reference, now, deletes, section)
+        run = Run(secrets.token_hex(8), actor.id, place, title, reference, now, deletes)
         with self._lock:
             self._forget(now)
             if sum(not item.done for item in self._runs.values()) >= MAX_UNDER_WAY:
                 raise ConflictError(
-                    f"{MAX_UNDER_WAY} erasures, deletions and tests are under way",
+                    f"{MAX_UNDER_WAY} erasures and deletions are under way",
                     hint="Try again when one has ended.",
                 )
             self._runs[run.id] = run

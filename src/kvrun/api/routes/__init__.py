@@ -7,9 +7,7 @@ from kvrun.api.routes import (
     certificates,
     deployments,
     erasures,
-    finetunes,
     insight,
-    isolation,
     lifecycle,
     members,
     sign_in,
@@ -30,8 +28,6 @@ ROUTERS = (
     certificates.router,
     audit.router,
     storage.router,
-    finetunes.router,
-    isolation.router,
     alerts.router,
     tenants.router,
 )

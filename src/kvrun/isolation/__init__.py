@@ -1,1 +1,0 @@
-"""The isolation self-test: canary users try to reach each other's cache."""

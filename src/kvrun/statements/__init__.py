@@ -1,1 +1,0 @@
-"""Signed statements that are no certificates: evaluations, results of self-tests."""
