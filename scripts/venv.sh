@@ -44,7 +44,7 @@ pip() { "$venv/bin/python" -m pip --disable-pip-version-check "$@"; }
 # Dependency groups need pip 25.1.
 pip install --quiet --upgrade 'pip>=25.1'
 target=.
-[[ $ENGINE != none ]] && target=".[$ENGINE]"
+[[ $ENGINE != none ]] && target=".[$ENGINE,finetune]"
 group=()
 [[ $dev == yes ]] && group=(--group dev)
 pip install --quiet "${constraints[@]}" "${group[@]}" --editable "$target"

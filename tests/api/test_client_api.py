@@ -31,7 +31,7 @@ from kvrun.client import (
     WaitedTooLongError,
 )
 from kvrun.client.call import Call, Listing, Page
-from kvrun.client.calls import deployments, evidence, people
+from kvrun.client.calls import deployments, evidence, models, people
 from kvrun.client.results.deployments import TenantNote
 
 DOCUMENT: dict[str, Any] = json.loads(openapi_text())
@@ -47,7 +47,7 @@ def builders() -> dict[str, Callable[..., Call[Any] | Listing[Any]]]:
     """Every function that builds a request, by name."""
     return {
         name: found
-        for module in (people, deployments, evidence)
+        for module in (people, deployments, evidence, models)
         for name, found in inspect.getmembers(module, inspect.isfunction)
         if found.__module__ == module.__name__ and not name.startswith("_")
     }
@@ -55,6 +55,8 @@ def builders() -> dict[str, Callable[..., Call[Any] | Listing[Any]]]:
 
 EXAMPLES: dict[str, Any] = {
     "scopes": ["infer"],
+    "rounds": 20,
+    "words": 300,
     "erase_user.confirm": {"d-1": "token"},
     "memory_bytes": 2**30,
     "tenants": [TenantNote(tenant_ref="a1", labels={"a": "b"})],

@@ -7,6 +7,7 @@ import pytest
 
 from kvrun.config import KvrunConfig, parse_config
 from kvrun.engines.vllm.installed import EngineMissingError, InstalledEngine, require_engine
+from kvrun.finetune.errors import EvaluationError
 from kvrun.launch import prepare
 from kvrun.models.folders import ModelError
 
@@ -76,3 +77,21 @@ def test_another_engine_release_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(module, lambda: GPU)
     assert require_engine() == GPU
     assert not InstalledEngine("vllm", "0.320.0", False).supported
+
+
+def test_a_fine_tune_without_its_evaluation_is_not_started_unless_an_owner_says_why(
+    model: Path,
+) -> None:
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "kvrun_finetune": "ab" * 12}))
+    with pytest.raises(EvaluationError, match="no evaluation") as refused:
+        resolve(model)
+    assert "deployment.unevaluated_reason" in refused.value.diagnostics()
+    said: list[str] = []
+    allowed = parse_config(
+        f'[deployment]\nmodel = "{model}"\nunevaluated_reason = "a trial of ours"\n',
+        {},
+        source=model.parent / "kvrun.toml",
+    )
+    prepare.resolve(allowed, CPU, said.append)
+    assert any("a trial of ours" in line and "no evaluation" in line for line in said)

@@ -28,13 +28,15 @@ WORKSPACE_PAGES = (
     "where",
     "certificates",
     "storage",
+    "finetunes",
     "alerts",
     "approvals",
     "keys",
     "members",
     "settings",
 )
-SECTIONS = ("", "/cache", "/users", "/audit", "/storage", "/certificates", "/settings", "/erase")
+SECTIONS = ("", "/cache", "/users", "/audit", "/storage", "/certificates", "/isolation",
+            "/settings", "/erase")  # fmt: skip
 
 
 @pytest.fixture

@@ -36,6 +36,8 @@ class Permission(StrEnum):
     """Make and download evidence."""
     ALERTS = "alerts"
     """Acknowledge alerts."""
+    OVERRIDE = "override"
+    """Have a fine-tune served whose evaluation is missing or does not hold."""
     DELETE_WORKSPACE = "delete_workspace"
     """Delete the workspace."""
 
@@ -43,7 +45,7 @@ class Permission(StrEnum):
 ROLE_PERMISSIONS: Mapping[Role, frozenset[Permission]] = MappingProxyType(
     {
         Role.OWNER: frozenset(Permission),
-        Role.ADMIN: frozenset(Permission) - {Permission.DELETE_WORKSPACE},
+        Role.ADMIN: frozenset(Permission) - {Permission.DELETE_WORKSPACE, Permission.OVERRIDE},
         Role.DEVELOPER: frozenset(
             {Permission.VIEW, Permission.DEPLOY, Permission.KEYS, Permission.AUDIT_READ}
         ),

@@ -23,7 +23,7 @@ from kvrun.accounts.part import SignInLimits
 from kvrun.accounts.permissions import Permission, may, require
 from kvrun.accounts.records import Workspace
 from kvrun.api.access_log import AccessLog
-from kvrun.api.defaults import deployment_defaults
+from kvrun.api.defaults import LivingDefaults
 from kvrun.api.gateway_keys import GatewayKeys
 from kvrun.api.home import home_of
 from kvrun.api.reading import note_read
@@ -41,6 +41,7 @@ from kvrun.deployments.model import (
     LauncherKind,
 )
 from kvrun.deployments.service import Deployments
+from kvrun.deployments.spec import OVERRIDE
 from kvrun.deployments.storage_view import StorageViews
 from kvrun.deployments.views import DeploymentViews
 from kvrun.state import Database
@@ -117,6 +118,7 @@ class Services:
         what ``Deployments.create`` raises.
         """
         require(actor, Permission.DEPLOY, workspace_id)
+        self.check_override(actor, workspace_id, spec)
         self.open_workspace(actor, workspace_id)
         made = self.deployments.create(workspace_id, spec)
         self.access_log.created(made, actor.reference)
@@ -134,6 +136,12 @@ class Services:
             found = self.find(actor, Permission.DEPLOY, deployment_id)
         self.access_log.asked(found, what, actor.reference)
         return found
+
+    def check_override(self, actor: Actor, workspace_id: str, spec: DeploymentSpec) -> None:
+        """Raise ForbiddenError where the spec serves an unevaluated model and the actor is no
+        owner."""
+        if spec.settings.get(OVERRIDE):
+            require(actor, Permission.OVERRIDE, workspace_id)
 
     def read_log(self, actor: Actor, deployment_id: str, what: str) -> Deployment:
         """The deployment whose log somebody may read; that they do is on record.
@@ -225,7 +233,7 @@ def open_services(
         deployments = Deployments(
             database,
             home,
-            defaults=deployment_defaults(config),
+            defaults=LivingDefaults(config),
             launchers=launchers,
             on_change=changed,
             now=now,

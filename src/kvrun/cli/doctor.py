@@ -8,6 +8,7 @@ from pathlib import Path
 import typer
 from rich.text import Text
 
+from kvrun.cli.isolation import isolation
 from kvrun.cli.options import (
     DEFAULT_CONFIG,
     AsJson,
@@ -38,13 +39,22 @@ from kvrun.errors import KvrunError
 _STYLES = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "bold red"}
 
 
-def doctor(config_file: ConfigFile = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
+app = typer.Typer(invoke_without_command=True)
+app.command("isolation")(isolation)
+
+
+@app.callback()
+def doctor(
+    context: typer.Context, config_file: ConfigFile = DEFAULT_CONFIG, as_json: AsJson = False
+) -> None:
     """Check this machine: each line is ok, warn or fail, with what to do next.
 
     Ends with status 1 when a line is fail. Without a kvrun.toml the defaults are checked.
 
     Example: kvrun doctor --json
     """
+    if context.invoked_subcommand is not None:
+        return
     checks = run_checks(config_file)
     if as_json:
         print_json({"checks": checks, "failed": sum(c.level is Level.FAIL for c in checks)})

@@ -21,6 +21,7 @@ from kvrun.cli import (
     doctor,
     erase,
     erase_user,
+    finetune,
     init,
     instance,
     keys,
@@ -89,7 +90,6 @@ app.command("init")(init.init)
 app.command("up")(up.up)
 app.command("gateway")(run_one.gateway)
 app.command("status")(status.status)
-app.command("doctor")(doctor.doctor)
 app.command("demo")(demo.demo)
 app.command("verify")(verify.verify_command)
 app.add_typer(apikeys.app, name="apikeys")
@@ -101,6 +101,8 @@ app.add_typer(control_plane.app, name="control")
 app.add_typer(deployments.app, name="deployments")
 erase.app.command("user")(erase_user.user)
 app.add_typer(erase.app, name="erase")
+app.add_typer(finetune.app, name="finetune")
+app.add_typer(doctor.app, name="doctor")
 app.add_typer(keys.app, name="keys")
 app.add_typer(instance.app, name="instance")
 app.add_typer(workspaces.members_app, name="members")

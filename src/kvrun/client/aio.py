@@ -11,6 +11,7 @@ import httpx
 from kvrun.client.address import address
 from kvrun.client.calls import deployments as d
 from kvrun.client.calls import evidence as e
+from kvrun.client.calls import models as m
 from kvrun.client.calls import people as p
 from kvrun.client.link import AsyncLink
 from kvrun.client.methods import AsyncGroup, async_answer, async_items
@@ -142,6 +143,24 @@ class AsyncAudit(AsyncGroup):
     segment = async_answer(e.get_segment)
 
 
+class AsyncFineTunes(AsyncGroup):
+    """Fine-tunes and their evaluations."""
+
+    list = async_answer(m.list_finetunes)
+    get = async_answer(m.get_finetune)
+    statement = async_answer(m.get_finetune_statement)
+    cancel = async_answer(m.cancel_finetune)
+    delete = async_answer(m.delete_finetune)
+    served = async_answer(m.get_served_evaluation)
+
+
+class AsyncIsolation(AsyncGroup):
+    """Isolation self-tests."""
+
+    list = async_answer(m.list_isolation)
+    run = async_answer(m.run_isolation)
+
+
 class AsyncStorage(AsyncGroup):
     """A workspace's Storage."""
 
@@ -200,6 +219,8 @@ class AsyncClient(AsyncGroup):
         self.users = AsyncUsers(link)
         self.erasures = AsyncErasures(link)
         self.certificates = AsyncCertificates(link)
+        self.finetunes = AsyncFineTunes(link)
+        self.isolation = AsyncIsolation(link)
         self.audit = AsyncAudit(link)
         self.storage = AsyncStorage(link)
         self.alerts = AsyncAlerts(link)

@@ -11,6 +11,7 @@ import httpx
 from kvrun.client.address import address
 from kvrun.client.calls import deployments as d
 from kvrun.client.calls import evidence as e
+from kvrun.client.calls import models as m
 from kvrun.client.calls import people as p
 from kvrun.client.link import Link
 from kvrun.client.methods import Group, answer, items
@@ -142,6 +143,24 @@ class Audit(Group):
     segment = answer(e.get_segment)
 
 
+class FineTunes(Group):
+    """Fine-tunes and their evaluations."""
+
+    list = answer(m.list_finetunes)
+    get = answer(m.get_finetune)
+    statement = answer(m.get_finetune_statement)
+    cancel = answer(m.cancel_finetune)
+    delete = answer(m.delete_finetune)
+    served = answer(m.get_served_evaluation)
+
+
+class Isolation(Group):
+    """Isolation self-tests."""
+
+    list = answer(m.list_isolation)
+    run = answer(m.run_isolation)
+
+
 class Storage(Group):
     """A workspace's Storage."""
 
@@ -200,6 +219,8 @@ class Client(Group):
         self.users = Users(link)
         self.erasures = Erasures(link)
         self.certificates = Certificates(link)
+        self.finetunes = FineTunes(link)
+        self.isolation = Isolation(link)
         self.audit = Audit(link)
         self.storage = Storage(link)
         self.alerts = Alerts(link)

@@ -1,10 +1,13 @@
 """``[deployment]``: which model is served, to whom it belongs, and how strictly."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, StringConstraints
 
 from kvrun.config.values import ScopeId, Section, setting
+
+PublicKeyHex = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+"""The 32 bytes of an Ed25519 public key."""
 
 
 class DeploymentSection(Section):
@@ -37,4 +40,16 @@ class DeploymentSection(Section):
     )
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = setting(
         "auto", "Number format of the weights and the KV cache's default."
+    )
+    evaluation_keys: tuple[PublicKeyHex, ...] = setting(
+        (),
+        "Ed25519 public keys (64 hexadecimal digits each) whose evaluations of fine-tunes count, "
+        "besides those in data_dir.",
+    )
+    unevaluated_reason: str = setting(
+        "",
+        "Why a fine-tune is served whose evaluation is missing or does not hold; the log keeps it. "
+        "Empty: it is refused.",
+        max_length=200,
+        pattern=r"^[\x20-\x7e]*$",
     )

@@ -74,6 +74,11 @@ class DataLayout:
         return self.erasure / "users"
 
     @property
+    def finetunes(self) -> Path:
+        """Fine-tunes made here, a folder each, and the evaluations that outlive them."""
+        return self.data_dir / "finetunes"
+
+    @property
     def known_engines(self) -> Path:
         """Processes of engines that may hold plaintext."""
         return self.erasure / "engines.json"

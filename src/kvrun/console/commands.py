@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import Path, Response
+from fastapi import Path, Query, Response
 
 from kvrun.accounts.permissions import Permission, require
 from kvrun.api.dependencies import DeploymentId, WorkspaceId
@@ -31,10 +31,14 @@ _Command = Annotated[str, Path(pattern="^(start|stop|restart|rebuild|drain)$")]
 
 
 @router.get("/workspaces/{workspace_id}/new-deployment")
-def get_new(desk: DeskNow, workspace_id: WorkspaceId) -> Response:
-    """The form for a new deployment."""
+def get_new(
+    desk: DeskNow,
+    workspace_id: WorkspaceId,
+    model: Annotated[str, Query(max_length=4096)] = "",
+) -> Response:
+    """The form for a new deployment, maybe of a model that was chosen before."""
     require(desk.actor, Permission.DEPLOY, workspace_id)
-    return _form(desk, workspace_id, Form({}, {}))
+    return _form(desk, workspace_id, Form({"model": model} if model else {}, {}))
 
 
 @router.post("/workspaces/{workspace_id}/new-deployment")

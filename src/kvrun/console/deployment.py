@@ -10,6 +10,7 @@ from typing import Annotated
 from fastapi import Query, Response
 
 from kvrun.accounts.permissions import Permission
+from kvrun.api import finetunes
 from kvrun.api.dependencies import DeploymentId, WorkspaceId
 from kvrun.console.charts import Part
 from kvrun.console.desk import Desk, DeskNow, WatchingDesk, page_router, place_of
@@ -50,6 +51,7 @@ def get_overview(desk: DeskNow, workspace_id: WorkspaceId, deployment_id: Deploy
         history=[],
         acts=_acts(desk, found),
         may_make_keys=desk.may(Permission.KEYS, workspace_id),
+        served=finetunes.served(found),
     )
 
 

@@ -49,6 +49,8 @@ SAID: Mapping[str, str] = {
     "signed-out": "You are signed out.",
     "approval-asked": "A second person was asked. You can erase when they have agreed.",
     "approved": "You agreed. Whoever asked can erase now.",
+    "finetune-deleted": "The weights are deleted. The evaluation stays on record.",
+    "finetune-cancelled": "It stops after its current step.",
     "refused": "Refused. Nothing is erased.",
 }
 """What a page says after a change; the address names one of these, never a text."""
@@ -285,6 +287,7 @@ _MENU = (
     (Permission.WHOIS, "where", "Where is this user?"),
     (Permission.CERTIFICATES, "certificates", "Certificates"),
     (Permission.VIEW, "storage", "Storage"),
+    (Permission.VIEW, "finetunes", "Fine-tunes"),
     (Permission.VIEW, "alerts", "Alerts"),
     (Permission.ERASE_WIDE, "approvals", "Approvals"),
     (Permission.VIEW, "keys", "API keys"),

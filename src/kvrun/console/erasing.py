@@ -118,7 +118,7 @@ def get_run(
         desk,
         desk.workspace(workspace_id),
         found,
-        "settings" if run.deletes else "users",
+        run.section or ("settings" if run.deletes else "users"),
         "run.html",
         live=True,
         run=run,
@@ -264,7 +264,7 @@ def _result(deployment_id: str, done: ErasureResult) -> Result:
 
 def _steps(desk: Desk, deployment_id: str, run: Run) -> list[Step]:
     """How far it is, from the erasure's own record of it."""
-    if run.deletes:
+    if run.deletes or run.section:
         return []
     if run.result is not None:
         return progress("certified", failed=False)

@@ -23,6 +23,7 @@ SECTIONS = (
     ("audit", "Audit log", Permission.AUDIT_READ),
     ("storage", "Storage", Permission.AUDIT_READ),
     ("certificates", "Certificates", Permission.CERTIFICATES),
+    ("isolation", "Isolation", Permission.VIEW),
     ("settings", "Settings", Permission.VIEW),
 )
 

@@ -23,6 +23,7 @@ TONES: Final[Mapping[str, str]] = {
     "deleting": "open",
     "pass": "good",
     "fail": "bad",
+    "inconclusive": "open",
     "unknown": "open",
     "active": "good",
     "expired": "",

@@ -41,7 +41,8 @@ class Run:
     """One piece of work. ``place`` is the id of the deployment or workspace that it is about.
 
     Times in seconds since 1970, ``ended_at`` 0 while it goes on. ``error`` and ``hint`` are set
-    where it failed; ``deletes`` says that it ends the deployment.
+    where it failed; ``deletes`` says that it ends the deployment. ``section`` is set for work that
+    is no erasure: where its page belongs.
     """
 
     id: str
@@ -51,6 +52,7 @@ class Run:
     reference: str
     started_at: float
     deletes: bool = False
+    section: str = ""
     ended_at: float = 0.0
     result: Result | None = None
     error: str = ""
@@ -99,15 +101,16 @@ class Runs:
         *,
         reference: str = "",
         deletes: bool = False,
+        section: str = "",
     ) -> Run:
         """Begin it in a thread. Raises ConflictError where too much is under way."""
         now = self._now()
-        run = Run(secrets.token_hex(8), actor.id, place, title, reference, now, deletes)
+        run = Run(secrets.token_hex(8), actor.id, place, title, reference, now, deletes, section)
         with self._lock:
             self._forget(now)
             if sum(not item.done for item in self._runs.values()) >= MAX_UNDER_WAY:
                 raise ConflictError(
-                    f"{MAX_UNDER_WAY} erasures and deletions are under way",
+                    f"{MAX_UNDER_WAY} erasures, deletions and tests are under way",
                     hint="Try again when one has ended.",
                 )
             self._runs[run.id] = run

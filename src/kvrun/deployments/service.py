@@ -55,9 +55,9 @@ class Deployments:
     """The deployments in one database. Thread-safe.
 
     What it makes lies below ``home``/deployments. ``defaults`` are settings (dotted keys) of every
-    deployment's ``kvrun.toml``: key root, witnesses, Storage. ``on_change(deployment, before)`` is
-    told of every change of state. Commands return at once unless they say otherwise; ``supervise``,
-    called every second or so, leads to what they asked for.
+    deployment's ``kvrun.toml``, read at each of its starts: witnesses, Storage.
+    ``on_change(deployment, before)`` is told of every change of state. Commands return at once
+    unless they say otherwise; ``supervise``, called every second or so, leads to what they asked.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Deployments:
                 LauncherKind.ATTACHED: other,
                 LauncherKind.OWN: other,
             },
-            defaults=dict(defaults or {}),
+            defaults=defaults or {},
             gpus=gpus,
             now=now,
             random_bytes=random_bytes,

@@ -18,6 +18,7 @@ FREE_SETTINGS = frozenset(
         "deployment.dtype",
         "deployment.served_model_name",
         "deployment.strict",
+        "deployment.unevaluated_reason",
         "engine.block_size",
         "engine.enforce_eager",
         "engine.kv_cache_bytes",
@@ -32,6 +33,9 @@ FREE_SETTINGS = frozenset(
     }
 )
 """Settings that a spec may set besides its own fields."""
+
+OVERRIDE = "deployment.unevaluated_reason"
+"""The one of them that is for owners."""
 
 DATA_FOLDER, API_KEYS_FILE, METRICS_KEY_FILE = "data", "api_keys.json", "metrics.key"
 Value = str | int | bool | Sequence[str]

@@ -166,6 +166,7 @@ class StorageViews:
 
 
 _NOTES = {
+    "isolation": "Results of isolation self-tests, signed.",
     "kv": "Sealed blocks: ciphertext. Only this deployment's instance daemon could open one, with "
     "the key of the session that it belongs to; after an erasure nobody can.",
     "audit": "The collected audit log: readable, with references in place of ids. Reading it "

@@ -95,6 +95,29 @@ def put_api_keys(path: Path, fresh: Sequence[ApiKeyRecord]) -> None:
             raise GatewayConfigError(f"api_keys_file {path} would hold a key id twice")
 
 
+@contextmanager
+def passing_api_key(
+    path: Path,
+    key_id: str,
+    *,
+    until: int,
+    random_bytes: Callable[[int], bytes] = os.urandom,
+) -> Iterator[str]:
+    """A key for inference that is in the file for as long as the block lasts; its text.
+
+    ``until`` (seconds since 1970) ends it also where this process cannot. A running gateway knows
+    it a second later. Raises GatewayConfigError.
+    """
+    key = make_api_key(random_bytes(32))
+    with _changing(path) as records:
+        records.append(ApiKeyRecord(id=key_id, sha256=hash_api_key(key), expires_at=until))
+    try:
+        yield key
+    finally:
+        with _changing(path) as records:
+            records[:] = [record for record in records if record.id != key_id]
+
+
 def revoke_api_key(path: Path, key_id: str, *, now: int) -> ApiKeyRecord:
     """End a key's validity now. Raises GatewayConfigError."""
     with _changing(path) as records:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
+from kvrun.audit.record import Event
 from kvrun.claims.claim import key_id_of
 from kvrun.config import KvrunConfig
 from kvrun.errors import KvrunError
@@ -28,6 +29,7 @@ from kvrun.instance.known_engines import KnownEngines
 from kvrun.instance.launch_secrets import LaunchSecrets
 from kvrun.instance.lease_end import LeaseEnd
 from kvrun.instance.metrics import InstanceMetrics, MetricsSource
+from kvrun.instance.page_release import PageRelease
 from kvrun.instance.parts import folder_lock, key_limits, open_erasures, open_parts
 from kvrun.instance.pinning import PinAccess
 from kvrun.instance.scrubbing import SchedulerScrubber
@@ -129,6 +131,11 @@ def _open_instance(
     public_keys = [Ed25519PublicKey.from_public_bytes(raw) for raw in secrets.claim_public_keys]
     with contextlib.ExitStack() as stack:
         parts = stack.enter_context(open_parts(config, public_keys))
+        if reason := config.deployment.unevaluated_reason:
+            parts.journal.deployment_event(
+                Event.DEPLOYMENT_STARTED, f"without a valid evaluation of the model: {reason}"
+            )
+            parts.journal.commit()  # or nothing starts
         instance, memory, facts = parts.instance, parts.memory, parts.root.facts
         threads = SealingThreads(config.instance.sealing_threads, config.instance.sealing_cpus)
         stack.callback(threads.close)
@@ -169,6 +176,7 @@ def _open_instance(
         admin.add(AuditAccess(parts.log).operations())
         admin.add({"whois": Directory(instance.keys, parts.journal).whois})
         admin.add(UsageAccess(instance, key_limits(config)).operations())
+        admin.add({"release_pages": PageRelease(instance.keys, scrubber).release})
         admin.add(PinAccess(instance).operations())
         server = InstanceServer(
             instance,

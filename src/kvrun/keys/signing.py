@@ -44,6 +44,8 @@ class KeyPurpose(Enum):
     """Who an instance is to the control plane."""
     CERTIFICATE = "certificate"
     """Erasure certificates and key deletion records."""
+    EVIDENCE = "evidence"
+    """Evaluations of fine-tunes and results of isolation self-tests."""
     WITNESS = "witness"
     """Cosignatures on the checkpoints of other installations' logs."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,11 +31,20 @@ class Completion:
 
 
 def complete(
-    url: str, key: str, model: str, prompt: str | list[int], *, tenant: str, max_tokens: int
+    url: str,
+    key: str,
+    model: str,
+    prompt: str | list[int],
+    *,
+    tenant: str,
+    max_tokens: int,
+    headers: Mapping[str, str] | None = None,
+    fields: Mapping[str, object] | None = None,
 ) -> Completion:
     """Stream one completion of exactly ``max_tokens`` tokens for a tenant.
 
-    ``url`` is ``http://host:port`` or ``unix:/path``; ``prompt`` is text or token ids.
+    ``url`` is ``http://host:port`` or ``unix:/path``; ``prompt`` is text or token ids. An empty
+    ``key`` or ``tenant`` is not sent. ``headers`` and ``fields`` of the body are sent besides.
 
     Raises:
         RequestFailedError: any status but 200.
@@ -48,17 +58,18 @@ def complete(
             "ignore_eos": True,
             "stream": True,
             "stream_options": {"include_usage": True},
+            **(fields or {}),
         }
     )
-    headers = {
-        "Content-Type": "application/json",
-        "Authorization": f"Bearer {key}",
-        "X-KV-Tenant": tenant,
-    }
+    sent = {"Content-Type": "application/json", **(headers or {})}
+    if key:
+        sent["Authorization"] = f"Bearer {key}"
+    if tenant:
+        sent["X-KV-Tenant"] = tenant
     connection = connect(url, _TIMEOUT_S)
     try:
         began = time.monotonic()
-        connection.request("POST", "/v1/completions", body, headers)
+        connection.request("POST", "/v1/completions", body, sent)
         response = connection.getresponse()
         if response.status != 200:
             raise RequestFailedError(

@@ -8,7 +8,9 @@ from pathlib import Path
 from kvrun.config import ConfigError, KvrunConfig
 from kvrun.engines.vllm.installed import InstalledEngine, require_engine
 from kvrun.engines.vllm.launch import check_arguments, check_variables
+from kvrun.finetune.gate import check_served, keys_of
 from kvrun.launch.readiness import require_free
+from kvrun.launch.trust import own_keys
 from kvrun.models.catalogue import context_window, kv_bytes_per_token, model_maximum
 from kvrun.models.resolve import facts_folder, resolve_model
 
@@ -41,11 +43,14 @@ def resolve(
 ) -> KvrunConfig:
     """The configuration with the model on this machine and every open number decided.
 
-    Raises ModelError when the model is not there or too small for the context window.
+    Raises ModelError when the model is not there or too small for the context window,
+    EvaluationError when it is a fine-tune whose evaluation is missing or does not hold.
     """
     asked = config.deployment
     model = resolve_model(asked.model, progress)
     folder = facts_folder(model)
+    if folder is not None:
+        _check_evaluation(config, folder, progress)
     maximum = model_maximum(folder) if folder is not None else None
     window = context_window(asked.model, asked.context_window, maximum)
     deployment = asked.model_copy(
@@ -65,6 +70,14 @@ def resolve(
 def usable_cpus(engine: InstalledEngine) -> list[int] | None:
     """The cores for a CPU engine's threads; None on a GPU."""
     return sorted(os.sched_getaffinity(0)) if engine.cpu else None
+
+
+def _check_evaluation(config: KvrunConfig, folder: Path, progress: Callable[[str], None]) -> None:
+    reason = config.deployment.unevaluated_reason
+    known = [key.public() for key in own_keys(config.layout)]
+    served = check_served(folder, [*known, *keys_of(config.deployment.evaluation_keys)], reason)
+    if served is not None and served.overridden:
+        progress(f"warning: {folder}: {served.overridden}; it is served all the same: {reason}")
 
 
 def _public_name(model: str) -> str:

@@ -14,7 +14,7 @@ from kvrun.erasure.errors import ErasureError
 from kvrun.erasure.trust import make_anchor
 from kvrun.keys.signing import KeyPurpose, SigningKey, SigningRing
 
-_EXPORTED = (KeyPurpose.CERTIFICATE, KeyPurpose.CHECKPOINT)
+_EXPORTED = (KeyPurpose.CERTIFICATE, KeyPurpose.CHECKPOINT, KeyPurpose.EVIDENCE)
 
 
 def own_anchor(config: KvrunConfig, witnesses: Iterable[VerifierKey] = ()) -> bytes:

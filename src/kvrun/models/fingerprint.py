@@ -19,8 +19,8 @@ from kvrun.models.folders import ModelError
 
 FINGERPRINT_BYTES = 32
 HASHED_SUFFIXES = (".safetensors", ".bin", ".pt", ".gguf", ".model", ".json", ".txt", ".jinja")
-IGNORED_NAMES = frozenset({"generation_config.json"})
-"""Files that steer sampling only: the same KV comes out whatever they say."""
+IGNORED_NAMES = frozenset({"generation_config.json", "evaluation.json", "evaluation.intoto.json"})
+"""Files that steer sampling or speak of the model: the same KV comes out whatever they say."""
 
 _LABEL = b"kvrun model fingerprint v1"
 _ISA_FLAGS = (

@@ -7,7 +7,9 @@ from kvrun.api.routes import (
     certificates,
     deployments,
     erasures,
+    finetunes,
     insight,
+    isolation,
     lifecycle,
     members,
     sign_in,
@@ -28,6 +30,8 @@ ROUTERS = (
     certificates.router,
     audit.router,
     storage.router,
+    finetunes.router,
+    isolation.router,
     alerts.router,
     tenants.router,
 )

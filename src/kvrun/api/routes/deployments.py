@@ -199,8 +199,11 @@ def rebuild_deployment(
     asked: Annotated[Spec | None, Body()] = None,
 ) -> DeploymentView:
     """A new instance of the same deployment, warm from what is stored; with a new spec if given."""
-    found = services.ask(actor, "rebuild", deployment_id)
     spec = asked.spec() if asked is not None else None
+    if spec is not None:
+        found = services.find(actor, Permission.DEPLOY, deployment_id)
+        services.check_override(actor, found.workspace_id, spec)
+    found = services.ask(actor, "rebuild", deployment_id)
     return DeploymentView.of(services.deployments.rebuild(found.id, spec))
 
 

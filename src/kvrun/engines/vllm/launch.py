@@ -33,6 +33,8 @@ GOVERNED_FLAGS: Mapping[str, str] = {
     "calculate-kv-scales": "sealed blocks would be useless without the scales of their run",
     "config": "a second file could set what is governed",
     "headless": "kvrun starts the whole engine on this machine",
+    "enable-lora": "a fine-tune is served as deployment.model, where its evaluation is checked",
+    "lora-modules": "a fine-tune is served as deployment.model, where its evaluation is checked",
     "model": "set deployment.model",
     "served-model-name": "set deployment.served_model_name",
     "max-model-len": "set deployment.context_window",

@@ -1,0 +1,1 @@
+"""The isolation self-test: canary users try to reach each other's cache."""

@@ -1,0 +1,1 @@
+"""Signed statements that are no certificates: evaluations, results of self-tests."""

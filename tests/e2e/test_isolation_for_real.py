@@ -1,0 +1,90 @@
+"""``kvrun doctor isolation`` on a real deployment of the tiny model."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from e2e_rig import User, files_with, running, words
+
+from kvrun.isolation.report import Outcome
+from kvrun.isolation.run import Options
+from kvrun.isolation.service import self_test, stored_results
+from kvrun.isolation.target import CANARY_PREFIX
+from kvrun.launch.processes import ENGINE, INSTANCE
+from kvrun.launch.stack import Stack
+from kvrun.statements.document import Signer
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+OPTIONS = Options(rounds=8, words=150, restart=True)
+
+
+@pytest.fixture(scope="module")
+def stack() -> Iterator[Stack]:
+    settings = {
+        "KVRUN_GATEWAY__MULTI_TENANT": "true",
+        "KVRUN_GATEWAY__SESSION_TIMEOUT_S": "20",
+        "KVRUN_INSTANCE__MATCH_DEADLINE_MS": "20000",
+        "KVRUN_INSTANCE__LOAD_DEADLINE_MS": "60000",
+    }
+    with running(settings=settings) as started:
+        yield started
+
+
+def test_a_deployment_passes_on_every_tier_and_leaves_signed_evidence_and_no_canary(
+    stack: Stack,
+) -> None:
+    alice = User(stack.url, stack.api_key, "alice")
+    kept = alice.complete(words(1))
+
+    def restart() -> None:
+        stack.stop(ENGINE, INSTANCE)
+        stack.start(INSTANCE, ENGINE)
+
+    config_file = stack.config.layout.data_dir.parent / "kvrun.toml"
+    keys_before = (config_file.parent / "api_keys.json").read_bytes()
+    stored = self_test(stack.config, config_file, OPTIONS, restart=restart)
+    found = {check.name: (check.outcome, check.detail) for check in stored.result.checks}
+    for name, (outcome, detail) in found.items():
+        if name == "object tier":
+            assert outcome is Outcome.SKIPPED
+        elif name == "times to first token":
+            # A machine that is busy with tests may be too noisy to tell, but never leaks.
+            assert outcome is not Outcome.FAIL, detail
+        else:
+            assert outcome is Outcome.PASS, f"{name}: {detail}"
+    assert {"engine memory", "memory tier", "disk tier"} <= set(found)
+    assert stored.result.restarted
+    assert stored.result.timing is not None
+    assert len(stored.result.timing.same_us) == OPTIONS.rounds
+
+    (read,) = stored_results(stack.config)
+    assert read.data == stored.data
+    assert read.signer is Signer.TRUSTED
+    assert (config_file.parent / "api_keys.json").read_bytes() == keys_before
+    assert len(stored.result.erased) == 2
+    sessions = json.loads(stack._ask("usage_tenants", offset="0", limit="50", reason="a test"))
+    assert [row["tenant"] for row in sessions["rows"]] == ["alice"]
+    assert files_with(stack.config.layout.audit, CANARY_PREFIX) == []
+    # Others noticed nothing but a restart.
+    again = alice.complete(words(1))
+    assert again.text == kept.text
+    assert again.cached_tokens > 0
+
+
+def test_the_command_shows_the_last_result_for_scripts(stack: Stack) -> None:
+    config_file = stack.config.layout.data_dir.parent / "kvrun.toml"
+    command = [sys.executable, "-m", "kvrun", "doctor", "isolation", "--last", "--json"]
+    done = subprocess.run(
+        [*command, "--config", str(config_file)],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    answer = json.loads(done.stdout)
+    assert answer["signer"] == "trusted"
+    assert answer["result"]["deployment"] == stack.config.deployment.name
+    assert Path(answer["stored"]).parent.name == "isolation"
+    assert done.returncode in (0, 2)
