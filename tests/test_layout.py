@@ -26,6 +26,7 @@ LAYERS = (
     {"launch"},
     {"isolation"},
     {"accounts", "deployments"},
+    {"evidence"},
     {"api"},
     {"console"},
     {"demo", "bench"},

@@ -42,6 +42,7 @@ PERMISSIONS = {
     "certificates":    " y   y   -   y   y   .   y   -   y   y ",
     "audit read":      " y   y   y   y   y   .   -   y   y   y ",
     "alerts":          " y   y   -   -   -   .   -   -   -   y ",
+    "evidence":         " y   y   -   -   y   .   -   -   y   y ",
     "delete workspace":" y   -   -   -   -   .   -   -   -   y ",
     "new workspace":   " y   -   -   -   -   -   -   -   -   - ",
     "anybody signed in": " y y   y   y   y   y   y   y   y   y ",
@@ -137,6 +138,13 @@ ROWS = (
     Row("get_served_evaluation", "view"),
     Row("list_isolation", "view"),
     Row("run_isolation", "deploy", {}),
+    Row("get_controls", "evidence", query="from=2026-01-01&to=2026-02-01"),
+    Row("start_evidence", "evidence", {"from": "2026-01-01", "to": "2026-02-01"}),
+    Row("start_deployment_evidence", "evidence", {"from": "2026-01-01", "to": "2026-02-01"}),
+    Row("list_evidence", "evidence"),
+    Row("get_evidence", "evidence"),
+    Row("get_bundle", "evidence"),
+    Row("get_evidence_anchor", "evidence"),
     Row("list_alerts", "view"),
     Row("acknowledge_alerts", "alerts", {"log": "acme/chat/host", "reason": "seen"}),
     Row(
@@ -158,7 +166,8 @@ OPERATIONS = {
     for path, methods in DOCUMENT["paths"].items()
     for method, operation in methods.items()
 }
-ITEMS = ("user_id", "account_id", "key_id", "erasure_id", "approval_id", "certificate_id")
+ITEMS = ("user_id", "account_id", "key_id", "erasure_id", "approval_id", "certificate_id",
+         "evidence_id")  # fmt: skip
 
 
 def row_name(row: Row) -> str:

@@ -69,6 +69,12 @@ EXAMPLES: dict[str, Any] = {
     "settings": {"engine.seed": 1},
     "process": "engine",
     "config_file": "/srv/kvrun.toml",
+    **{
+        f"{name}.{field}": day
+        for name in ("get_controls", "start_evidence", "start_deployment_evidence")
+        for field, day in (("since", "2026-01-01"), ("until", "2026-02-01"))
+    },
+    "evidence_id": "0123456789abcdef",
 }
 
 

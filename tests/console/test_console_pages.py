@@ -27,6 +27,7 @@ WORKSPACE_PAGES = (
     "new-deployment",
     "where",
     "certificates",
+    "evidence",
     "storage",
     "finetunes",
     "alerts",

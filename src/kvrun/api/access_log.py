@@ -85,6 +85,17 @@ class AccessLog:
         """
         self._about(deployment, Event.ROLE_CHANGED, Outcome.OK, f"requested: {what} by {who}")
 
+    def reading(self, workspace_id: str, deployment_id: str, what: str) -> None:
+        """Put on record that somebody reads of this log, before they do. Raises AuditError."""
+        self._journal.append(
+            AuditEvent(
+                event=Event.LOG_READ,
+                workspace=printable(workspace_id),
+                deployment=printable(deployment_id),
+                reason=printable(what),
+            )
+        )
+
     def acknowledging(self, alert: Alert, reason: str, who: str) -> None:
         """Put on record that somebody settles an alert, before it is settled. Raises AuditError."""
         self._journal.append(

@@ -44,6 +44,7 @@ from kvrun.deployments.service import Deployments
 from kvrun.deployments.spec import OVERRIDE
 from kvrun.deployments.storage_view import StorageViews
 from kvrun.deployments.views import DeploymentViews
+from kvrun.evidence.jobs import EvidenceJobs
 from kvrun.state import Database
 
 DATABASE_FILE = "control.db"
@@ -69,6 +70,7 @@ class Services:
     audit: AuditViews
     storage: StorageViews
     alerts: AlertViews
+    evidence: EvidenceJobs
     oidc: OidcClient | None
     access_log: AccessLog
     first_workspace: str
@@ -78,6 +80,11 @@ class Services:
     def settings(self) -> ControlSection:
         """``[control]``."""
         return self.config.control
+
+    @property
+    def home(self) -> Path:
+        """The control plane's own folder."""
+        return home_of(self.config)
 
     def find(self, actor: Actor, permission: Permission, deployment_id: str) -> Deployment:
         """A deployment with which the actor may do this.
@@ -268,6 +275,7 @@ def open_services(
             audit=AuditViews(deployments),
             storage=StorageViews(deployments),
             alerts=AlertViews(deployments),
+            evidence=EvidenceJobs(home / "evidence", now),
             oidc=_oidc(settings),
             access_log=access_log,
             first_workspace=config.deployment.workspace,

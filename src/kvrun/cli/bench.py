@@ -282,6 +282,34 @@ def console(
     finish(report, as_json)
 
 
+@app.command()
+def evidence(
+    as_json: AsJson = False,
+    records: Annotated[
+        int, typer.Option(min=1000, max=10**9, help="Records of the year's log.")
+    ] = 100_000_000,
+    certificates: Annotated[
+        int, typer.Option(min=0, max=1_000_000, help="Certificates of the year.")
+    ] = 10_000,
+    full_records: Annotated[
+        int, typer.Option(min=0, max=10**8, help="Records whose segments are exported whole.")
+    ] = 1_000_000,
+) -> None:
+    """Time and memory of a year's evidence, in summary form, and of whole segments.
+
+    Builds both in the temporary folder first: some minutes and 5 GB there.
+
+    Example: kvrun bench evidence --records 1000000 --certificates 100
+    """
+    from kvrun.bench.evidence import EvidenceBenchSettings, run_evidence_bench
+
+    with Console(stderr=True).status("building") as status:
+        report = run_evidence_bench(
+            EvidenceBenchSettings(records, certificates, full_records), status.update
+        )
+    finish(report, as_json)
+
+
 def finish(report: Report, as_json: bool) -> None:
     """Print a report and end the command: status 1 when one of its goals was missed."""
     print_report(report, Console(), as_json=as_json)

@@ -13,6 +13,7 @@ from kvrun.cli import (
     apikeys,
     audit,
     bench,
+    bundle,
     cache,
     certificate,
     control_plane,
@@ -103,6 +104,7 @@ erase.app.command("user")(erase_user.user)
 app.add_typer(erase.app, name="erase")
 app.add_typer(finetune.app, name="finetune")
 app.add_typer(doctor.app, name="doctor")
+app.add_typer(bundle.app, name="evidence")
 app.add_typer(keys.app, name="keys")
 app.add_typer(instance.app, name="instance")
 app.add_typer(workspaces.members_app, name="members")

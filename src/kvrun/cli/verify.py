@@ -9,6 +9,7 @@ import typer
 from kvrun.audit.errors import AuditError
 from kvrun.audit.files import read_keys, verify_files
 from kvrun.audit.verify import Trust
+from kvrun.cli.bundle import is_bundle, verify_bundle
 from kvrun.cli.certificate import (
     Opening,
     TrustFile,
@@ -32,7 +33,9 @@ from kvrun.erasure.errors import ErasureError
 def verify_command(
     segments: Annotated[
         list[Path],
-        typer.Argument(metavar="FILE...", help="A certificate; or segments or whole log folders."),
+        typer.Argument(
+            metavar="FILE...", help="A certificate; evidence; or segments or log folders."
+        ),
     ],
     trust: TrustFile = None,
     subject: Annotated[
@@ -61,14 +64,17 @@ def verify_command(
     ] = 300.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Verify an erasure certificate or an audit log offline.
+    """Verify an erasure certificate, a bundle of evidence or an audit log offline.
 
-    A certificate: one line a check. An audit log: integrity, completeness, freshness, witnessed.
-    Ends with status 0 when nothing failed under a trusted key, 1 when something failed, and 2 when
-    nothing failed but the signing key was only taken from the file itself (no --trust or --key).
+    A certificate and evidence: one line a check. An audit log: integrity, completeness, freshness,
+    witnessed. Ends with status 0 when nothing failed under a trusted key, 1 when something failed,
+    and 2 when nothing failed but the signing key was only taken from the file itself (no --trust
+    or --key).
 
     Example: kvrun verify certificate.json --trust anchor.json
     """
+    if len(segments) == 1 and is_bundle(segments[0]):
+        raise typer.Exit(verify_bundle(segments[0], trust, as_json=as_json))
     evidence = read_evidence(repository or (), branch, timestamp or (), tsa_certificate)
     if subject is not None or opening is not None or any(map(is_certificate, segments)):
         if len(segments) != 1:

@@ -168,6 +168,18 @@ class AsyncStorage(AsyncGroup):
     read = async_answer(e.read_object)
 
 
+class AsyncEvidence(AsyncGroup):
+    """Evidence for auditors."""
+
+    controls = async_answer(e.get_controls)
+    start = async_answer(e.start_evidence)
+    start_deployment = async_answer(e.start_deployment_evidence)
+    list = async_items(e.list_evidence)
+    get = async_answer(e.get_evidence)
+    download = async_answer(e.get_bundle)
+    trust_anchor = async_answer(e.get_evidence_anchor)
+
+
 class AsyncAlerts(AsyncGroup):
     """Alerts."""
 
@@ -223,6 +235,7 @@ class AsyncClient(AsyncGroup):
         self.isolation = AsyncIsolation(link)
         self.audit = AsyncAudit(link)
         self.storage = AsyncStorage(link)
+        self.evidence = AsyncEvidence(link)
         self.alerts = AsyncAlerts(link)
 
     async def close(self) -> None:

@@ -168,6 +168,18 @@ class Storage(Group):
     read = answer(e.read_object)
 
 
+class Evidence(Group):
+    """Evidence for auditors."""
+
+    controls = answer(e.get_controls)
+    start = answer(e.start_evidence)
+    start_deployment = answer(e.start_deployment_evidence)
+    list = items(e.list_evidence)
+    get = answer(e.get_evidence)
+    download = answer(e.get_bundle)
+    trust_anchor = answer(e.get_evidence_anchor)
+
+
 class Alerts(Group):
     """Alerts."""
 
@@ -223,6 +235,7 @@ class Client(Group):
         self.isolation = Isolation(link)
         self.audit = Audit(link)
         self.storage = Storage(link)
+        self.evidence = Evidence(link)
         self.alerts = Alerts(link)
 
     def close(self) -> None:

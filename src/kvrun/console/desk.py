@@ -286,6 +286,7 @@ _TITLES = {
 _MENU = (
     (Permission.WHOIS, "where", "Where is this user?"),
     (Permission.CERTIFICATES, "certificates", "Certificates"),
+    (Permission.EVIDENCE, "evidence", "Evidence"),
     (Permission.VIEW, "storage", "Storage"),
     (Permission.VIEW, "finetunes", "Fine-tunes"),
     (Permission.VIEW, "alerts", "Alerts"),

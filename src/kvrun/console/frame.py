@@ -44,6 +44,7 @@ def frame(
             for name, label, permission in SECTIONS
             if desk.may(permission, workspace.id, found.id)
         ],
+        "may_evidence": desk.may(Permission.EVIDENCE, workspace.id, found.id),
         "gone": found.read_only,
         "live": live and not found.read_only,
         "launchers": LAUNCHERS,

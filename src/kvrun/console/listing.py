@@ -61,6 +61,7 @@ def _listed(desk: Desk, workspace_id: str) -> dict[str, object]:
         "deleted": [item for item in found if item.read_only],
         "launchers": LAUNCHERS,
         "may_deploy": desk.may(Permission.DEPLOY, workspace_id),
+        "may_evidence": desk.may(Permission.EVIDENCE, workspace_id),
     }
 
 

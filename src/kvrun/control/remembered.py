@@ -76,6 +76,11 @@ class Memory:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
+    @property
+    def tallies(self) -> Path:
+        """The folder for tallies of stored segments; see :mod:`kvrun.control.tallies`."""
+        return self._folder.with_name("tallies")
+
     def all(self) -> list[RememberedLog]:
         """All of them, by log id. Raises MemoryDamagedError."""
         paths = sorted(self._folder.glob(f"*/{_FILE}")) if self._folder.is_dir() else []

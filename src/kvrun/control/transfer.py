@@ -17,6 +17,7 @@ from kvrun.control.follow import Follower, LineReader, read_manifest
 from kvrun.control.remembered import Memory, RememberedLog
 from kvrun.control.sources import MAX_READ_BYTES, LogSource, SegmentInfo
 from kvrun.control.tail import Tail
+from kvrun.control.tallies import Tallies
 from kvrun.control.witnessing import WitnessRound
 from kvrun.storage import Storage
 
@@ -144,6 +145,8 @@ class Transfer:
         stored, note = self._collected.keep_segment(
             self._tail.path, manifest, note, self.remembered.verifier_key
         )
+        tallies = Tallies(keeping.memory.tallies)
+        tallies.note(asked.log, asked.generation, manifest, self._tail.path)
         self.stored_bytes += stored
         self.remembered = msgspec.structs.replace(
             asked,

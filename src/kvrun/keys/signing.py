@@ -45,7 +45,7 @@ class KeyPurpose(Enum):
     CERTIFICATE = "certificate"
     """Erasure certificates and key deletion records."""
     EVIDENCE = "evidence"
-    """Evaluations of fine-tunes and results of isolation self-tests."""
+    """Evaluations of fine-tunes, results of isolation self-tests, manifests of evidence bundles."""
     WITNESS = "witness"
     """Cosignatures on the checkpoints of other installations' logs."""
 

@@ -7,6 +7,7 @@ from kvrun.api.routes import (
     certificates,
     deployments,
     erasures,
+    evidence,
     finetunes,
     insight,
     isolation,
@@ -32,6 +33,7 @@ ROUTERS = (
     storage.router,
     finetunes.router,
     isolation.router,
+    evidence.router,
     alerts.router,
     tenants.router,
 )

@@ -8,9 +8,11 @@ from kvrun.client.results.evidence import (
     AuditLog,
     Certificate,
     Collection,
+    Controls,
     Erased,
     Erasure,
     ErasureProgress,
+    Evidence,
     Plan,
     Record,
     StorageEntry,
@@ -180,6 +182,69 @@ def get_segment(deployment_id: str, name: str, *, log: str = "") -> Call[bytes]:
     return Call("GET", place, bytes, query=query(log=log), timeout_s=LONG_S)
 
 
+def get_controls(workspace_id: str, since: str, until: str) -> Call[Controls]:
+    """What the evidence of a period answers to, by what was counted so far.
+
+    Days in UTC, such as ``2026-01-31``; ``until`` is the first one after the period.
+    """
+    asked = query(**{"from": since, "to": until})
+    return Call("GET", path("workspaces", workspace_id, "controls"), Controls, query=asked)
+
+
+def start_evidence(
+    workspace_id: str,
+    since: str,
+    until: str,
+    *,
+    sample: int = 25,
+    seed: str = "1",
+    full: bool = False,
+) -> Call[Evidence]:
+    """Begin to make a workspace's evidence of a period; it is on record first.
+
+    ``sample`` records are drawn by ``seed``; ``full``: the logs' segments themselves too.
+    """
+    place = path("workspaces", workspace_id, "evidence")
+    body = _evidence(since, until, sample, seed, full)
+    return Call("POST", place, Evidence, body=body, repeatable=True)
+
+
+def start_deployment_evidence(
+    deployment_id: str,
+    since: str,
+    until: str,
+    *,
+    sample: int = 25,
+    seed: str = "1",
+    full: bool = False,
+) -> Call[Evidence]:
+    """Begin to make a deployment's evidence of a period; see ``start``."""
+    place = path("deployments", deployment_id, "evidence")
+    body = _evidence(since, until, sample, seed, full)
+    return Call("POST", place, Evidence, body=body, repeatable=True)
+
+
+def list_evidence(workspace_id: str) -> Listing[Evidence]:
+    """A workspace's evidence of the last days, the newest first."""
+    return listing(path("workspaces", workspace_id, "evidence"), Evidence)
+
+
+def get_evidence(workspace_id: str, evidence_id: str) -> Call[Evidence]:
+    """How far evidence is."""
+    return Call("GET", path("workspaces", workspace_id, "evidence", evidence_id), Evidence)
+
+
+def get_bundle(workspace_id: str, evidence_id: str) -> Call[bytes]:
+    """The file of evidence that is done, as ``kvrun verify`` takes it. The reading is on record."""
+    place = path("workspaces", workspace_id, "evidence", evidence_id, "bundle")
+    return Call("GET", place, bytes, timeout_s=LONG_S)
+
+
+def get_evidence_anchor(workspace_id: str) -> Call[bytes]:
+    """The public keys with which others check a workspace's evidence."""
+    return Call("GET", path("workspaces", workspace_id, "trust-anchor"), bytes)
+
+
 def list_alerts(workspace_id: str, *, acknowledged: bool = False) -> Listing[Alert]:
     """The alerts of a workspace, newest first; ``acknowledged``: acknowledged ones too."""
     return listing(path("workspaces", workspace_id, "alerts"), Alert, acknowledged=acknowledged)
@@ -216,3 +281,7 @@ def read_object(workspace_id: str, key: str) -> Call[bytes]:
     """An object of Storage; sealed blocks are ciphertext."""
     place = path("workspaces", workspace_id, "storage", "object")
     return Call("GET", place, bytes, query=query(key=key), timeout_s=LONG_S)
+
+
+def _evidence(since: str, until: str, sample: int, seed: str, full: bool) -> dict[str, object]:
+    return {"from": since, "to": until, "sample": sample, "seed": seed, "full": full}

@@ -232,3 +232,46 @@ class StorageEntry(msgspec.Struct, frozen=True, kw_only=True):
     folder: bool
     size_bytes: int
     note: str
+
+
+class Control(msgspec.Struct, frozen=True, kw_only=True):
+    """One requirement; ``state`` is ``present`` or ``none_in_period``."""
+
+    framework: str
+    requirement: str
+    title: str
+    evidence: str
+    state: str
+    counted: dict[str, int]
+    files: list[str]
+    command: str
+
+
+class Controls(msgspec.Struct, frozen=True, kw_only=True):
+    """What the evidence of a period answers to."""
+
+    statement: str
+    controls: list[Control]
+
+
+class Evidence(msgspec.Struct, frozen=True, kw_only=True):
+    """A bundle and how far it is; ``state``: running, done, failed or interrupted. Times in seconds
+    since 1970; without ``deployment_id`` it is of the whole workspace."""
+
+    id: str
+    workspace_id: str
+    deployment_id: str
+    since: str
+    until: str
+    sample: int
+    seed: str
+    full: bool
+    asked_by: str
+    asked_at: float
+    state: str
+    what: str
+    done: int
+    steps: int
+    error: str
+    size_bytes: int
+    ended_at: float | None
