@@ -15,13 +15,13 @@ from support.object_stores import ObjectStore
 
 
 def test_deleting_leaves_log_and_certificates_in_the_bucket_and_no_block(
-    moto_store: ObjectStore, tmp_path: Path
+    moto_store: ObjectStore, short_folder: Path
 ) -> None:
     url = moto_store.bucket(f"b{secrets.token_hex(8)}")
     proxy = FaultProxy(moto_store.endpoint)
     options = {f"storage.options.{key}": value for key, value in moto_store.options.items()}
     rig = Rig(
-        tmp_path,
+        short_folder,
         settings={"storage.url": url, **options, "storage.options.endpoint": proxy.url},
     )
     storage = open_storage(url, moto_store.options)
