@@ -226,36 +226,41 @@ class GroupKeys:
         sources = {made_in: target}
         if group.earlier is not None:
             sources[group.earlier[0]] = KeyWrapper(group.earlier[1].view, store.random_into)
-        prefixes = {kind: store.ring.record_prefix(kind) for kind in _COVERED}
-        inner = memoryview(bytearray(max(_COVERED.values()) + OVERHEAD_BYTES))
-        body = memoryview(bytearray(HEADER_BYTES + len(inner) + OVERHEAD_BYTES))
         wanted = {entry.slot: entry for entry in entries}
-        for slot, kind_number, old in store.slots.peek(group.slot, GROUP_SLOTS):
+        forms: dict[int, _Form] = {
+            kind: _Form(
+                store.ring.record_prefix(kind), memoryview(bytearray(covered + OVERHEAD_BYTES))
+            )
+            for kind, covered in _COVERED.items()
+        }
+
+        def renew(slot: int, kind: int, old: memoryview, out: memoryview) -> int:
             entry = wanted.get(slot)
-            if entry is None:
-                continue
-            of_session = isinstance(entry, SessionEntry)
-            kind = RecordKind.SESSION_KEYS if of_session else RecordKind.TENANT_KEY
+            form = forms.get(kind)
+            if entry is None or form is None or len(old) != form.body_bytes:
+                return 0
+            of_session = type(entry) is SessionEntry
             header = bytes(old[:HEADER_BYTES])
             source = sources.get(made_in_of(header))
-            size = _COVERED[kind] + OVERHEAD_BYTES
-            end = HEADER_BYTES + size + OVERHEAD_BYTES
-            if kind_number != kind or source is None or len(old) != end:
-                continue
+            if source is None or of_session != (kind == RecordKind.SESSION_KEYS):
+                return 0
             if not header.startswith(entry.key_id):
-                continue
+                return 0
             # What else is in the header is authenticated below, and stays.
             fresh = moved_header(header, made_in, microseconds(entry.used))
             try:
-                source.unwrap_into(prefixes[kind] + header, old[HEADER_BYTES:], inner[:size])
+                source.unwrap_into(form.prefix + header, old[HEADER_BYTES:], form.inner)
             except WrapError:
-                continue
-            body[:HEADER_BYTES] = fresh
-            target.wrap_into(prefixes[kind] + fresh, inner[:size], body[HEADER_BYTES:end])
-            store.slots.write(slot, kind, body[:end])
-            if isinstance(entry, SessionEntry):
+                return 0
+            out[:HEADER_BYTES] = fresh
+            wrap = out[HEADER_BYTES : form.body_bytes]
+            target.wrap_into(form.prefix + fresh, form.inner, wrap)
+            if type(entry) is SessionEntry:
                 entry.used_on_disk = entry.used
             del wanted[slot]
+            return form.body_bytes
+
+        store.slots.rewrite(group.slot, GROUP_SLOTS, renew)
         return list(wanted)
 
     def wrapper(self, group: Group) -> KeyWrapper:
@@ -318,6 +323,19 @@ class GroupKeys:
 def group_slot(slot: int) -> int:
     """Where the key of a slot's group is: the group's first slot."""
     return slot - slot % GROUP_SLOTS
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """A kind's AAD prefix, and room for what stands below the outer wrap."""
+
+    prefix: bytes
+    inner: memoryview
+
+    @property
+    def body_bytes(self) -> int:
+        """The size of a record's body."""
+        return HEADER_BYTES + len(self.inner) + OVERHEAD_BYTES
 
 
 _COVERED = {

@@ -10,7 +10,7 @@ import hashlib
 import mmap
 import os
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -34,6 +34,10 @@ class SlotRecord:
     kind: int
     sequence: int
     body: memoryview
+
+
+Renew = Callable[[int, int, memoryview, memoryview], int]
+"""Given slot, kind and body, puts another body into the last; its length, or 0: it stays."""
 
 
 class ReadBack(Enum):
@@ -150,14 +154,17 @@ class SlotFile:
             for slot, kind, sequence, body in self._occupied(first, self._scan_slots):
                 yield slot, SlotRecord(kind, sequence, body)
 
-    def peek(self, first: int, count: int) -> Iterator[tuple[int, int, memoryview]]:
-        """(slot, kind, body) of the occupied ones among ``count`` slots, read at one go.
+    def rewrite(self, first: int, count: int, renew: Renew) -> None:
+        """Have the bodies of the occupied ones among ``count`` slots renewed, read at one go.
 
-        Checksums are not looked at: this is for bodies that authenticate themselves. The caller
-        may write meanwhile.
+        Checksums are not looked at: this is for bodies that authenticate themselves. No sync.
         """
+        target = self._scratch
+        out = target[_HALF.size : _CHECKED]
         for slot, kind, _, body in self._occupied(first, count):
-            yield slot, kind, body
+            length = renew(slot, kind, body, out)
+            if length:
+                self._put(slot, kind, target, length)
 
     def take_free(self) -> int:
         """A free slot, growing the file when there is none. It stays free until written."""
@@ -172,16 +179,9 @@ class SlotFile:
                 f"A slot holds 1 to {BODY_BYTES} bytes of a kind from 1 to 65535, "
                 f"not {len(body)} bytes of kind {kind}"
             )
-        half = 1 if self._current[slot] == 1 else 0
-        self._sequence += 1
         target = self._scratch
-        _HALF.pack_into(target, 0, _MAGIC, VERSION, kind, self._sequence, len(body), 0)
-        end = _HALF.size + len(body)
-        target[_HALF.size : end] = body
-        target[end:_CHECKED] = _ZEROS[: _CHECKED - end]
-        target[_CHECKED:HALF_BYTES] = self._checksum(target, slot, half)
-        self._io.pwrite(self._descriptor, target[:HALF_BYTES], _offset(slot, half))
-        self._current[slot] = half + 1
+        target[_HALF.size : _HALF.size + len(body)] = body
+        self._put(slot, kind, target, len(body))
 
     def zero_stale_halves(self, slots: Sequence[int]) -> ReadBack:
         """Zero the half beside the current one, sync, and read back that it is zero."""
@@ -223,6 +223,17 @@ class SlotFile:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
+
+    def _put(self, slot: int, kind: int, target: memoryview, length: int) -> None:
+        """Write the half in ``target``, whose body is there already."""
+        half = 1 if self._current[slot] == 1 else 0
+        self._sequence += 1
+        _HALF.pack_into(target, 0, _MAGIC, VERSION, kind, self._sequence, length, 0)
+        end = _HALF.size + length
+        target[end:_CHECKED] = _ZEROS[: _CHECKED - end]
+        target[_CHECKED:HALF_BYTES] = self._checksum(target, slot, half)
+        self._io.pwrite(self._descriptor, target[:HALF_BYTES], _offset(slot, half))
+        self._current[slot] = half + 1
 
     def _read_header(self) -> None:
         size = os.fstat(self._descriptor).st_size
