@@ -8,7 +8,8 @@ import pytest
 from api_rig import World, is_problem
 from sqlalchemy.exc import OperationalError
 
-from kvrun.api import erasures
+from kvrun.api import joint_erasures
+from kvrun.api.erasures import Reasons
 from kvrun.deployments.model import Deployment
 from kvrun.erasure.archive import CertificateArchive
 from kvrun.erasure.commitment import commit
@@ -88,13 +89,13 @@ async def test_openings_that_nobody_has_got_yet_are_made_again(
     for attempt in range(2):
         tokens = await tokens_of(world)
         try:
-            with erasures.erasing_person(
+            with joint_erasures.erasing_person(
                 world.services,
                 world.owner_actor,
                 world.ids["acme"],
                 ALICE,
                 confirm=tokens,
-                reasons=erasures.Reasons("DSAR-10"),
+                reasons=Reasons("DSAR-10"),
                 certify_pending=False,
             ) as done:
                 made.append(done.openings)

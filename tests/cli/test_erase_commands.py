@@ -91,7 +91,3 @@ def test_a_tenant_wants_the_plans_token(daemon: Daemon) -> None:
 def test_what_cannot_be_found_or_done_is_said(daemon: Daemon) -> None:
     assert "no erasure" in kvrun(daemon, "erase", "list", "--ref", "none").stdout
     assert kvrun(daemon, "erase", "status", "0" * 24).returncode == 1
-    for scope in ("workspace", "account"):
-        done = kvrun(daemon, "erase", scope, "acme")
-        assert done.returncode == 2
-        assert "control plane" in done.stderr

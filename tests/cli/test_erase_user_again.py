@@ -19,23 +19,24 @@ from kvrun.erasure.archive import CertificateArchive
 from kvrun.erasure.certificate import ChildOutcome, ErasureStatement, RequestKind
 from kvrun.erasure.commitment import commit
 from kvrun.erasure.errors import ErasureError
+from kvrun.erasure.joint_request import JointRequestStore
 from kvrun.erasure.ledger import ErasureLedger
 from kvrun.erasure.plan import ErasureScope
 from kvrun.erasure.targets import NoEngines
-from kvrun.erasure.user_request import UserRequestStore
 from kvrun.instance.erasures import ErasureRequest
 from kvrun.instance.parts import certificates_folder, open_erasures, open_parts
-from kvrun.launch import erasing, erasing_users
+from kvrun.launch import erasing, joint_erasures
 from kvrun.launch.erasing import plan_erasure
-from kvrun.launch.erasing_users import (
-    UserAsked,
-    UserErased,
-    UserErasureOpenError,
-    erasing_user,
-    open_user_requests,
+from kvrun.launch.joint_erasures import (
+    JointAsked,
+    JointErased,
+    JointErasureOpenError,
+    erasing_jointly,
+    open_requests,
+    targets_of,
 )
 
-ALICE = UserAsked("default", "Alice-Private", "DSAR-123", "tests", "GDPR Art. 17")
+ALICE = JointAsked("default", "Alice-Private", "DSAR-123", "tests", "GDPR Art. 17")
 
 
 class Killed(BaseException):
@@ -48,22 +49,21 @@ class World:
 
     configs: list[KvrunConfig]
 
-    def visit(self, user_id: str = ALICE.user_id) -> None:
+    def visit(self, user_id: str = ALICE.subject) -> None:
         """The person has a session everywhere again."""
         for config in self.configs:
             with open_parts(config) as parts:
                 parts.instance.open_session(user_id, "one")
 
-    def living(self, user_id: str = ALICE.user_id) -> int:
+    def living(self, user_id: str = ALICE.subject) -> int:
         scope = {"kind": "user", "tenant": user_id}
         return sum(plan_erasure(config, scope, offline=True).tenants for config in self.configs)
 
-    def ask(self, asked: UserAsked = ALICE, *, certify_pending: bool = False) -> UserErased:
+    def ask(self, asked: JointAsked = ALICE, *, certify_pending: bool = False) -> JointErased:
         """Plan it and confirm the plan."""
         tokens = [plan_erasure(config, asked.scope, offline=True).token for config in self.configs]
-        with erasing_user(
-            self.configs, asked, tokens, unknown={}, certify_pending=certify_pending
-        ) as done:
+        targets = targets_of(self.configs, asked, tokens)
+        with erasing_jointly(targets, asked, unknown={}, certify_pending=certify_pending) as done:
             pass
         return done
 
@@ -90,7 +90,7 @@ def deployment(folder: Path) -> KvrunConfig:
     return load_config(file, {})
 
 
-def check_done(world: World, done: UserErased, *, keys: int = 2) -> None:
+def check_done(world: World, done: JointErased, *, keys: int = 2) -> None:
     """One parent over one certificate for each erasure, each opened by what was handed out."""
     statements = world.statements()
     (parent,) = [item for item in statements.values() if item.children]
@@ -102,9 +102,9 @@ def check_done(world: World, done: UserErased, *, keys: int = 2) -> None:
     assert set(done.openings) == set(statements)
     for made, opening in done.openings.items():
         assert commit(opening.encode()) in statements[made].scope.commitments
-        assert ALICE.user_id in opening
+        assert ALICE.subject in opening
     assert world.living() == 0
-    assert open_user_requests(world.configs[0]) == []
+    assert open_requests(world.configs[0]) == []
     assert b"Private" not in b"".join(
         path.read_bytes() for path in world.configs[0].layout.erasure.rglob("*") if path.is_file()
     )
@@ -136,9 +136,9 @@ def test_wherever_it_ends_asking_again_certifies_once(
     world.visit()
     seen: list[str] = []
     with monkeypatch.context() as patch:
-        kill_after(patch, erasing_users, "erase", last, seen)
-        kill_after(patch, erasing_users, "certify_parent", last, seen)
-        kill_after(patch, UserRequestStore, "save", last, seen)
+        kill_after(patch, joint_erasures, "erase", last, seen)
+        kill_after(patch, joint_erasures, "certify_parent", last, seen)
+        kill_after(patch, JointRequestStore, "save", last, seen)
         with pytest.raises(Killed):
             world.ask()
     assert tuple(seen) == STEPS[: last + 1]
@@ -168,7 +168,7 @@ def test_who_came_back_in_between_is_erased_again_and_both_are_listed(
 ) -> None:
     world.visit()
     with monkeypatch.context() as patch:
-        kill_after(patch, erasing_users, "erase", 0, [])
+        kill_after(patch, joint_erasures, "erase", 0, [])
         with pytest.raises(Killed):
             world.ask()
     world.visit()
@@ -182,7 +182,7 @@ def test_a_deployment_that_fails_keeps_the_request_open(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.visit()
-    erase = erasing_users.erase
+    erase = joint_erasures.erase
 
     def b_is_away(config: KvrunConfig, *given: Any, **named: Any) -> Any:
         if config.deployment.name == "b":
@@ -190,10 +190,10 @@ def test_a_deployment_that_fails_keeps_the_request_open(
         return erase(config, *given, **named)
 
     with monkeypatch.context() as patch:
-        patch.setattr(erasing_users, "erase", b_is_away)
-        with pytest.raises(UserErasureOpenError, match=r"erased in a, .* b: the disk is full"):
+        patch.setattr(joint_erasures, "erase", b_is_away)
+        with pytest.raises(JointErasureOpenError, match=r"erased in a, .* b: the disk is full"):
             world.ask()
-    (left,) = open_user_requests(world.configs[0])
+    (left,) = open_requests(world.configs[0])
     assert left.reference == ALICE.reference
     file = next(world.configs[0].layout.user_requests.glob("*.request"))
     assert file.stat().st_mode & 0o777 == 0o600
@@ -205,7 +205,7 @@ def test_what_fails_may_be_certified_as_pending(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.visit()
-    erase = erasing_users.erase
+    erase = joint_erasures.erase
 
     def b_is_away(config: KvrunConfig, *given: Any, **named: Any) -> Any:
         if config.deployment.name == "b":
@@ -213,7 +213,7 @@ def test_what_fails_may_be_certified_as_pending(
         return erase(config, *given, **named)
 
     with monkeypatch.context() as patch:
-        patch.setattr(erasing_users, "erase", b_is_away)
+        patch.setattr(joint_erasures, "erase", b_is_away)
         done = world.ask(certify_pending=True)
     assert done.problems == {"b": "the disk is full"}
     assert {child.deployment: child.outcome.value for child in done.children} == {
@@ -232,26 +232,28 @@ def test_what_fails_may_be_certified_as_pending(
 def test_a_request_that_was_never_confirmed_leaves_nothing(world: World) -> None:
     world.visit()
     with (
-        pytest.raises(UserErasureOpenError, match="wants the token"),
-        erasing_user(world.configs, ALICE, ["", ""], unknown={}, certify_pending=True),
+        pytest.raises(JointErasureOpenError, match="wants the token"),
+        erasing_jointly(
+            targets_of(world.configs, ALICE, ["", ""]), ALICE, unknown={}, certify_pending=True
+        ),
     ):
         raise AssertionError("nothing is handed out")
-    assert open_user_requests(world.configs[0]) == []
+    assert open_requests(world.configs[0]) == []
     assert world.living() == 2
 
 
 def test_another_person_under_the_same_reference_is_another_request(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bob = UserAsked("default", "bob", ALICE.reference, "tests")
+    bob = JointAsked("default", "bob", ALICE.reference, "tests")
     world.visit()
     world.visit("bob")
     with monkeypatch.context() as patch:
-        kill_after(patch, erasing_users, "erase", 1, [])
+        kill_after(patch, joint_erasures, "erase", 1, [])
         with pytest.raises(Killed):
             world.ask()
     done = world.ask(bob)
-    assert len(open_user_requests(world.configs[0])) == 1, "the first one is still open"
+    assert len(open_requests(world.configs[0])) == 1, "the first one is still open"
     assert all("bob" in opening for opening in done.openings.values())
     again = world.ask()
     assert again.parent.id != done.parent.id
@@ -261,8 +263,8 @@ def test_another_person_under_the_same_reference_is_another_request(
 def test_two_at_once_do_not_mix(world: World) -> None:
     world.visit()
     with (
-        UserRequestStore(world.configs[0].layout.user_requests).alone(),
-        pytest.raises(ErasureError, match="erases a user"),
+        JointRequestStore(world.configs[0].layout.user_requests).alone(),
+        pytest.raises(ErasureError, match="erases in several deployments"),
     ):
         world.ask()
 
@@ -291,8 +293,8 @@ def test_an_id_that_came_before_gets_the_same_answer_and_no_other_subject(world:
 
 _KILLED_BEFORE_THE_PARENT = """
 import os, signal
-from kvrun.launch import erasing_users
-erasing_users.certify_parent = lambda *given: os.kill(os.getpid(), signal.SIGKILL)
+from kvrun.launch import joint_erasures
+joint_erasures.certify_parent = lambda *given: os.kill(os.getpid(), signal.SIGKILL)
 from kvrun.cli.main import main
 main()
 """
@@ -309,7 +311,7 @@ def test_a_command_that_was_killed_is_listed_and_goes_on(
     world.visit()
     folder = world.configs[0].layout.data_dir.parents[1]
     tokens = [plan_erasure(config, ALICE.scope, offline=True).token for config in world.configs]
-    command = ["erase", "user", ALICE.user_id, "--workspace", "default"]
+    command = ["erase", "user", ALICE.subject, "--workspace", "default"]
     command += ["--ref", ALICE.reference, "--confirm", ".".join(tokens)]
     command += ["--legal-basis", ALICE.legal_basis]
     command += ["-c", str(folder / "a/kvrun.toml"), "-c", str(folder / "b/kvrun.toml")]
@@ -326,7 +328,7 @@ def test_a_command_that_was_killed_is_listed_and_goes_on(
 
     killed = run("-c", _KILLED_BEFORE_THE_PARENT)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
-    assert [item.reference for item in open_user_requests(world.configs[0])] == ["DSAR-123"]
+    assert [item.reference for item in open_requests(world.configs[0])] == ["DSAR-123"]
     done = run("-m", "kvrun")
     assert done.returncode == 0, done.stderr
     files = list(folder.glob("*.opening.json"))

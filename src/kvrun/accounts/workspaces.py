@@ -80,6 +80,19 @@ class Workspaces(Part):
         with self._database.reading() as session:
             return _workspace(_row(session, workspace_id))
 
+    def workspaces_of_account(self, workspace_id: str) -> list[Workspace]:
+        """The workspaces, but deleted ones, of the account that owns this one, by name.
+
+        For the program, not for callers. Raises NotFoundError.
+        """
+        with self._database.reading() as session:
+            account = _row(session, workspace_id).account_id
+            query = select(WorkspaceRow).where(
+                WorkspaceRow.account_id == account, WorkspaceRow.deleted_at.is_(None)
+            )
+            rows = session.scalars(query.order_by(WorkspaceRow.name)).all()
+            return [_workspace(row) for row in rows]
+
     def close_workspace(self, actor: Actor, workspace_id: str) -> Workspace:
         """Begin to delete: from now on nothing new is made in it. It can be called again.
 

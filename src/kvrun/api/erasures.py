@@ -1,4 +1,4 @@
-"""Erasing for somebody: who may, whose word it needs besides, and what was done.
+"""Erasing in one deployment for somebody: who may, whose word it needs, and what was done.
 
 Routes and pages both use these functions. A session or a tenant needs the permission ``erase``; a
 whole deployment ``erase_wide`` and, where there is one, a second person's approval.
@@ -7,19 +7,17 @@ whole deployment ``erase_wide`` and, where there is one, a second person's appro
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 
 from kvrun.accounts.actor import Actor
 from kvrun.accounts.errors import InvalidError
-from kvrun.accounts.permissions import Permission, require
+from kvrun.accounts.permissions import Permission
 from kvrun.accounts.records import Approval
 from kvrun.api.services import Services, requester
 from kvrun.config import KvrunConfig
 from kvrun.deployments.deleting import DELETION_REFERENCE
-from kvrun.deployments.model import Deployment, DeploymentState, LauncherKind
 from kvrun.erasure.archive import CertificateArchive
 from kvrun.erasure.certificate import ErasureStatement, RequestKind
 from kvrun.erasure.errors import ErasureError
@@ -29,7 +27,6 @@ from kvrun.errors import KvrunError
 from kvrun.instance.erasures import ErasureResult
 from kvrun.instance.parts import certificates_folder
 from kvrun.launch import erasing
-from kvrun.launch.erasing_users import UserAsked, UserErased, erasing_user
 
 _log = logging.getLogger(__name__)
 ERASE_DEPLOYMENT = "erase_deployment"
@@ -40,12 +37,6 @@ class ErasureNotFoundError(ErasureError):
     """There is no erasure of that id in the deployment."""
 
     status = 404
-
-
-class SameNameError(ErasureError):
-    """One certificate cannot tell two deployments apart whose configurations have one name."""
-
-    status = 409
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +57,6 @@ class Reasons:
                 f"a reference may not begin with {DELETION_REFERENCE.strip()!r}",
                 hint="Those are the references of deployments' deletions.",
             )
-
-
-@dataclass(frozen=True, slots=True)
-class DeploymentPlan:
-    """One deployment's part of a plan; ``problem`` says why there is none."""
-
-    deployment: Deployment
-    plan: Plan | None
-    problem: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,8 +146,9 @@ def erase(
             actor, found.workspace_id, ERASE_DEPLOYMENT, confirm, deployment_id=found.id
         )
         if approval is not None:
-            # Two people have agreed to it; until then the token may have become too old.
-            asked["confirmed"] = "yes"
+            # Two people have agreed to it; until then the token may have become too old. Its count
+            # still has to hold.
+            asked["agreed"] = "yes"
             asked["id"] = _erasure_id(approval)
     try:
         done = erasing.erase(config, asked, offline=True)
@@ -177,79 +160,6 @@ def erase(
         whole = scope.kind is RequestKind.DEPLOYMENT
         _forget(services, found.id, None if whole else {item.tenant_ref for item in done.erased})
     return done
-
-
-def plan_user(
-    services: Services, actor: Actor, workspace_id: str, user_id: str
-) -> tuple[DeploymentPlan, ...]:
-    """Count what erasing one person everywhere in the workspace would reach."""
-    require(actor, Permission.ERASE, workspace_id)
-    scope = ErasureScope(RequestKind.USER, user_id)
-    found = []
-    for deployment in _reachable(services, workspace_id):
-        try:
-            config = services.deployments.config_of(deployment.id)
-            counted = erasing.plan_erasure(config, _asked(scope), offline=True)
-            found.append(DeploymentPlan(deployment, counted))
-        except KvrunError as error:
-            found.append(DeploymentPlan(deployment, None, error.message))
-    return tuple(found)
-
-
-@contextmanager
-def erasing_person(
-    services: Services,
-    actor: Actor,
-    workspace_id: str,
-    user_id: str,
-    *,
-    confirm: Mapping[str, str],
-    reasons: Reasons,
-    certify_pending: bool,
-) -> Iterator[UserErased]:
-    """Erase one person in the deployments of the workspace, with one certificate over all.
-
-    The block hands out the openings: where it fails, asking again makes them again.
-    ``confirm`` are the plans' tokens by deployment id. Deployments without one are listed as
-    pending, and so is one whose configuration cannot be read where ``certify_pending``; it is
-    refused else. Raises SameNameError, and UserErasureOpenError where one failed: ask again with
-    the same reference.
-    """
-    require(actor, Permission.ERASE, workspace_id)
-    reachable = {item.id: item for item in _reachable(services, workspace_id)}
-    chosen = [item for item in reachable.values() if confirm.get(item.id)]
-    if not chosen:
-        raise ErasureNotFoundError(
-            "no deployment of the workspace was planned", hint="Plan first, and send its tokens."
-        )
-    configs: list[KvrunConfig] = []
-    tokens: list[str] = []
-    unknown: dict[str, str] = {}
-    names: list[str] = []
-    for item in reachable.values():
-        try:
-            config = services.deployments.config_of(item.id)
-        except KvrunError as error:
-            if item in chosen and not certify_pending:
-                raise
-            names.append(_name_in_log(item))
-            unknown[names[-1]] = error.message
-            continue
-        names.append(config.deployment.name)
-        if item in chosen:
-            configs.append(config)
-            tokens.append(confirm[item.id])
-        else:
-            unknown[config.deployment.name] = "it was not planned"
-    if not configs:
-        raise ErasureNotFoundError(f"no deployment can be read: {next(iter(unknown.values()))}")
-    _check_names(names)
-    who, why = requester(actor), reasons
-    asked = UserAsked(workspace_id, user_id, why.reference, who, why.legal_basis)
-    with erasing_user(
-        configs, asked, tokens, unknown=unknown, certify_pending=certify_pending
-    ) as done:
-        yield done
 
 
 def listed(
@@ -305,30 +215,6 @@ def _forget(services: Services, deployment_id: str, refs: set[str] | None) -> No
         services.deployments.tenants.forget(deployment_id, refs)
     except Exception:
         _log.exception("what was said of erased tenants of %s is still kept", deployment_id)
-
-
-def _check_names(names: Iterable[str]) -> None:
-    seen: set[str] = set()
-    for name in names:
-        if name in seen:
-            raise SameNameError(
-                f"two deployments of the workspace are named {name!r} in their configurations",
-                hint="One certificate cannot tell them apart: erase the person in each by itself.",
-            )
-        seen.add(name)
-
-
-def _name_in_log(deployment: Deployment) -> str:
-    """What its certificates call it where its configuration cannot be asked."""
-    ours = deployment.launcher is LauncherKind.LOCAL
-    return deployment.id if ours else deployment.spec.name
-
-
-def _reachable(services: Services, workspace_id: str) -> list[Deployment]:
-    """Deployments that may hold something: not those that never started, nor deleted ones."""
-    never = (DeploymentState.CREATED, DeploymentState.DELETED)
-    found = services.deployments.list(workspace_id, deleted=False)
-    return [item for item in found if item.state not in never]
 
 
 def _erasure_id(approval: Approval) -> str:

@@ -24,13 +24,13 @@ from kvrun.erasure.archive import CertificateArchive
 from kvrun.erasure.certificate import ErasureStatement
 from kvrun.erasure.errors import ErasureError
 from kvrun.erasure.job import Job, JobState, JobStore
-from kvrun.erasure.plan import Plan, erasure_scope
-from kvrun.erasure.user_request import UserRequest
+from kvrun.erasure.joint_request import JointRequest
+from kvrun.erasure.plan import Plan
 from kvrun.instance.erasures import ErasureResult
 from kvrun.instance.parts import certificates_folder
 from kvrun.launch.erasing import erase as erase_one
 from kvrun.launch.erasing import plan_erasure, requester
-from kvrun.launch.erasing_users import open_user_requests
+from kvrun.launch.joint_erasures import open_requests
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -121,24 +121,6 @@ def deployment(
 
 
 @app.command()
-def workspace(name: Annotated[str, typer.Argument(help="The workspace.")]) -> None:
-    """Erase a workspace: needs the control plane, and says so.
-
-    Example: kvrun erase workspace acme
-    """
-    erasure_scope("workspace", name)
-
-
-@app.command()
-def account(name: Annotated[str, typer.Argument(help="The account.")]) -> None:
-    """Erase an account: needs the control plane, and says so.
-
-    Example: kvrun erase account acme
-    """
-    erasure_scope("account", name)
-
-
-@app.command()
 def status(
     erasure_id: Annotated[str, typer.Argument(metavar="ID", help="The erasure's id.")],
     config_file: ConfigFile = DEFAULT_CONFIG,
@@ -198,7 +180,7 @@ def list_command(
     found = [_row(statement, archive) for statement in archive.statements()]
     jobs = [job for job in _jobs(config).jobs() if job.state is not JobState.CERTIFIED]
     found += [_open_row(job) for job in jobs]
-    found += [_request_row(request) for request in open_user_requests(config)]
+    found += [_request_row(request) for request in open_requests(config)]
     if reference:
         found = [row for row in found if row["reference"] == reference]
     if as_json:
@@ -354,12 +336,12 @@ def _open_row(job: Job) -> dict[str, str]:
     }
 
 
-def _request_row(request: UserRequest) -> dict[str, str]:
+def _request_row(request: JointRequest) -> dict[str, str]:
     """A request over several deployments that has to be asked again."""
     return {
         "id": request.id,
         "state": "open",
-        "kind": "user",
+        "kind": request.kind.value,
         "issued_at": "",
         "reference": request.reference,
         "class": "",

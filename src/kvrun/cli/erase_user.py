@@ -23,12 +23,13 @@ from kvrun.cli.options import DEFAULT_CONFIG, AsJson, console, print_json, read_
 from kvrun.config import KvrunConfig
 from kvrun.erasure.errors import ErasureError
 from kvrun.launch.erasing import plan_erasure, requester
-from kvrun.launch.erasing_users import (
+from kvrun.launch.joint_erasures import (
     BETWEEN_TOKENS,
-    UserAsked,
-    UserErased,
-    erasing_user,
+    JointAsked,
+    JointErased,
+    erasing_jointly,
     sum_plans,
+    targets_of,
 )
 
 
@@ -69,7 +70,7 @@ def user(
     Example: kvrun erase user alice --workspace acme --ref DSAR-123 -c a/kvrun.toml -c b/kvrun.toml
     """
     configs = _deployments(config_file or [DEFAULT_CONFIG], workspace)
-    asked = UserAsked(workspace, user_id, reference, requester(), legal_basis)
+    asked = JointAsked(workspace, user_id, reference, requester(), legal_basis)
     if plan:
         counted = [plan_erasure(config, asked.scope, offline=True) for config in configs]
         whole = sum_plans(workspace, counted)
@@ -87,9 +88,8 @@ def user(
     unknown = dict.fromkeys(
         _without_configuration(configs, workspace), "its Storage is here, but not its configuration"
     )
-    with erasing_user(
-        configs, asked, tokens, unknown=unknown, certify_pending=certify_pending
-    ) as done:
+    targets = targets_of(configs, asked, tokens)
+    with erasing_jointly(targets, asked, unknown=unknown, certify_pending=certify_pending) as done:
         if as_json:
             print_json(
                 {
@@ -107,7 +107,7 @@ def user(
     raise typer.Exit(1 if done.problems else 0)
 
 
-def _hand_out(done: UserErased, opening: Path | None) -> None:
+def _hand_out(done: JointErased, opening: Path | None) -> None:
     first = opening or Path(f"{done.parent.id}.opening.json")
     for certificate_id, text in done.openings.items():
         own = first if certificate_id == done.parent.id else None

@@ -23,6 +23,7 @@ from kvrun.cli import (
     erase,
     erase_user,
     finetune,
+    erase_wide,
     init,
     instance,
     keys,
@@ -101,6 +102,9 @@ app.add_typer(certificate.app, name="certificate")
 app.add_typer(control_plane.app, name="control")
 app.add_typer(deployments.app, name="deployments")
 erase.app.command("user")(erase_user.user)
+erase.app.command("workspace")(erase_wide.workspace)
+erase.app.command("account")(erase_wide.account)
+erase.app.command("tenants")(erase_wide.tenants)
 app.add_typer(erase.app, name="erase")
 app.add_typer(finetune.app, name="finetune")
 app.add_typer(doctor.app, name="doctor")

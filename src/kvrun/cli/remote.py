@@ -54,7 +54,24 @@ class NotNamedError(KvrunError):
 
 def connect(api_url: str, key_file: Path | None) -> Client:
     """A client for the control plane. Raises KvrunError without a key that can be used."""
-    return Client(api_url, _read_key(key_file))
+    return Client(api_url, read_key(key_file))
+
+
+def read_key(file: Path | None) -> str | None:
+    """The API key in a file that nobody else may read. Raises AddressError."""
+    if file is None:
+        return None
+    try:
+        with file.open("rb") as opened:
+            found = os.fstat(opened.fileno())
+            if found.st_mode & 0o077:
+                raise AddressError(
+                    f"the file {file} with the API key may be read by others",
+                    hint=f"Run: chmod 600 {file}",
+                )
+            return opened.read(_MOST_KEY_BYTES).decode("ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise AddressError(f"the API key cannot be read from {file}: {error}") from None
 
 
 def the_workspace(client: Client, given: str) -> Workspace:
@@ -131,19 +148,3 @@ def confirm(question: str, yes: bool) -> None:
         raise NotNamedError(f"{question} Nothing was done.", hint="Say --yes.")
     if not typer.confirm(question):
         raise typer.Exit(1)
-
-
-def _read_key(file: Path | None) -> str | None:
-    if file is None:
-        return None
-    try:
-        with file.open("rb") as opened:
-            found = os.fstat(opened.fileno())
-            if found.st_mode & 0o077:
-                raise AddressError(
-                    f"the file {file} with the API key may be read by others",
-                    hint=f"Run: chmod 600 {file}",
-                )
-            return opened.read(_MOST_KEY_BYTES).decode("ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise AddressError(f"the API key cannot be read from {file}: {error}") from None

@@ -115,6 +115,9 @@ class AsyncErasures(AsyncGroup):
     erase = async_answer(e.erase)
     plan_user = async_answer(e.plan_user_erasure)
     erase_user = async_answer(e.erase_user)
+    plan_wide = async_answer(e.plan_wide_erasure)
+    ask_wide_approval = async_answer(e.ask_wide_approval)
+    erase_wide = async_answer(e.erase_wide)
 
     async def wait(
         self, deployment_id: str, erasure_id: str, *, timeout_s: float = 120.0

@@ -115,6 +115,9 @@ class Erasures(Group):
     erase = answer(e.erase)
     plan_user = answer(e.plan_user_erasure)
     erase_user = answer(e.erase_user)
+    plan_wide = answer(e.plan_wide_erasure)
+    ask_wide_approval = answer(e.ask_wide_approval)
+    erase_wide = answer(e.erase_wide)
 
     def wait(
         self, deployment_id: str, erasure_id: str, *, timeout_s: float = 120.0

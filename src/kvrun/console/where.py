@@ -9,7 +9,7 @@ from fastapi import Path, Response
 
 from kvrun.accounts.errors import NotFoundError
 from kvrun.accounts.permissions import Permission, require
-from kvrun.api import erasures
+from kvrun.api import joint_erasures
 from kvrun.api.certificates import attachment
 from kvrun.api.dependencies import WorkspaceId
 from kvrun.api.erasures import Reasons
@@ -20,7 +20,7 @@ from kvrun.console.live import stream
 from kvrun.console.runs import Certified, Result
 from kvrun.deployments.views import Place
 from kvrun.erasure.certificate import ChildOutcome
-from kvrun.launch.erasing_users import UserErased
+from kvrun.launch.joint_erasures import JointErased
 
 router = page_router()
 _WHERE = "/workspaces/{workspace_id}/where"
@@ -77,7 +77,7 @@ def post_erase(change: ChangeNow, workspace_id: WorkspaceId) -> Response:
     pending = form.flag("certify_pending")
 
     def work() -> Result:
-        with erasures.erasing_person(
+        with joint_erasures.erasing_person(
             desk.services,
             desk.actor,
             workspace_id,
@@ -135,7 +135,7 @@ def get_opening(
     return Response(opening, media_type="application/json", headers=headers)
 
 
-def _result(desk: Desk, workspace_id: str, done: UserErased) -> Result:
+def _result(desk: Desk, workspace_id: str, done: JointErased) -> Result:
     erased = sum(item.outcome is ChildOutcome.ERASED for item in done.children)
     left = [item.deployment for item in done.children if item.outcome is ChildOutcome.PENDING]
     return Result(
@@ -169,7 +169,7 @@ def _page(desk: Desk, workspace_id: str, form: Form, places: tuple[Place, ...] |
 
 
 def _plan(desk: Desk, workspace_id: str, user: str, form: Form) -> Response:
-    plans = erasures.plan_user(desk.services, desk.actor, workspace_id, user)
+    plans = joint_erasures.plan_user(desk.services, desk.actor, workspace_id, user)
     return desk.page(
         "where_plan.html",
         desk.workspace(workspace_id),

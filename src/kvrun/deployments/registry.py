@@ -75,6 +75,17 @@ class TenantRegistry:
         with self._database.reading() as session:
             return list(session.scalars(query))
 
+    def labelled(self, deployment_id: str, name: str, value: str) -> list[str]:
+        """The references, in order, of tenants that have this label."""
+        query = (
+            select(TenantRow)
+            .where(TenantRow.deployment_id == deployment_id, TenantRow.labels != "{}")
+            .order_by(TenantRow.tenant_ref)
+        )
+        with self._database.reading() as session:
+            notes = map(_note, session.scalars(query))
+            return [note.tenant_ref for note in notes if note.labels.get(name) == value]
+
     def forget(self, deployment_id: str, refs: Collection[str] | None = None) -> None:
         """Forget some tenants (they were erased), or all of a deployment."""
         query = delete(TenantRow).where(TenantRow.deployment_id == deployment_id)

@@ -81,7 +81,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     and ``epoch`` name the root and its live epoch key before; ``engines`` are the process ids of
     engines that were asked to scrub; ``digest`` is the SHA-256 of the signed statement once it is
     in the ledger; ``addenda`` counts the certificates issued since; with ``children`` it certifies
-    what became of a user in several deployments, and begins as proven.
+    what became of a request in several deployments, and begins as proven.
     """
 
     id: str

@@ -6,7 +6,7 @@ few minutes. A scope that has grown well beyond the count is planned anew instea
 """
 
 import hmac
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 
@@ -18,12 +18,17 @@ from kvrun.erasure.commitment import ErasedSubject
 from kvrun.erasure.errors import ErasureError
 
 TOKEN_LIFETIME_S = 600.0
+AGREED_LIFETIME_S = 25 * 3600.0
+"""How old the token of a plan may be to which a second person agreed: approvals hold for a day."""
+MAX_REFS = 10_000
+"""The tenants that one erasure in a deployment can name by reference."""
 TOKEN_KEY_BYTES = 32
 _GROWTH = 1.1
 _FREE_GROWTH = 10
 _MAX_TOKEN = 512
 _MAC_BYTES = 16
 _ID_CHARS = 128
+_REF_CHARS = 32
 
 
 class ScopeNotServedError(ErasureError):
@@ -42,24 +47,38 @@ class ConfirmationError(ErasureError):
 
 @dataclass(frozen=True, slots=True)
 class ErasureScope:
-    """What is to be erased of one deployment. A user is a tenant that others know by name."""
+    """What is to be erased of one deployment. A user is a tenant that others know by name.
+
+    ``TENANTS`` are named by the log's references, in rising order; ``tenants`` are their ids once
+    the deployment has looked them up. ``name`` is what was asked for where that is no id: a label,
+    or a workspace or an account, of which a parent certificate is.
+    """
 
     kind: RequestKind
     tenant: str = ""
     session: str = ""
+    refs: tuple[str, ...] = ()
+    name: str = ""
+    tenants: frozenset[str] = frozenset()
+
+    @property
+    def ids(self) -> frozenset[str] | None:
+        """The tenants in it; None: all of the deployment."""
+        if self.kind is RequestKind.DEPLOYMENT:
+            return None
+        return frozenset({self.tenant}) if self.tenant else self.tenants
 
     def covers(self, tenant: str, session: str) -> bool:
         """Whether a session lies in it."""
-        if self.kind is RequestKind.DEPLOYMENT:
-            return True
-        return tenant == self.tenant and self.session in ("", session)
+        ids = self.ids
+        return ids is None or (tenant in ids and self.session in ("", session))
 
     def subject(self, workspace: str, deployment: str) -> ErasedSubject:
         """Whom or what it erases there."""
         ids = {RequestKind.SESSION: self.session, RequestKind.DEPLOYMENT: deployment}
         return ErasedSubject(
             kind=self.kind,
-            id=ids.get(self.kind, self.tenant),
+            id=self.name or ids.get(self.kind, self.tenant),
             workspace=workspace,
             deployment=deployment,
             tenant=self.tenant if self.session else "",
@@ -67,10 +86,11 @@ class ErasureScope:
 
     def overlaps(self, other: "ErasureScope") -> bool:
         """Whether some session could lie in both."""
-        if RequestKind.DEPLOYMENT in (self.kind, other.kind):
+        mine, theirs = self.ids, other.ids
+        if mine is None or theirs is None:
             return True
         same = "" in (self.session, other.session) or self.session == other.session
-        return self.tenant == other.tenant and same
+        return bool(mine & theirs) and same
 
 
 class TierCount(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,19 +115,19 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     token: str = ""
 
 
-def erasure_scope(kind: str, tenant: str = "", session: str = "") -> ErasureScope:
-    """The scope of a request. Raises ScopeNotServedError."""
-    try:
-        found = RequestKind(kind)
-    except ValueError:
-        raise ScopeNotServedError(
-            f"there is no erasure of a {kind!r}", hint="known are " + ", ".join(RequestKind)
-        ) from None
+def erasure_scope(
+    kind: str, tenant: str = "", session: str = "", *, refs: Sequence[str] = (), name: str = ""
+) -> ErasureScope:
+    """The scope of a request in one deployment. Raises ScopeNotServedError."""
+    found = _kind(kind)
+    if found is RequestKind.TENANTS and refs:
+        _check_name(name)
+        return ErasureScope(found, refs=_checked_refs(refs), name=name)
     if found in (RequestKind.WORKSPACE, RequestKind.ACCOUNT, RequestKind.TENANTS):
         raise ScopeNotServedError(
             f"erasing {_ARTICLES[found]} needs the control plane, which knows every deployment in"
-            " it; there is none here",
-            hint="Erase each deployment, or one person with `kvrun erase user`.",
+            " it; this is one deployment's daemon",
+            hint=f"`kvrun erase {found}` asks the control plane.",
         )
     if found is RequestKind.DEPLOYMENT:
         return ErasureScope(found)
@@ -116,6 +136,17 @@ def erasure_scope(kind: str, tenant: str = "", session: str = "") -> ErasureScop
         return ErasureScope(found, tenant)
     _check_id(session, "session")
     return ErasureScope(found, tenant, session)
+
+
+def parent_scope(kind: str, tenant: str = "", name: str = "") -> ErasureScope:
+    """What a certificate over several deployments is about. Raises ScopeNotServedError."""
+    found = _kind(kind)
+    if found is RequestKind.USER:
+        return erasure_scope(kind, tenant)
+    if found not in (RequestKind.WORKSPACE, RequestKind.ACCOUNT, RequestKind.TENANTS):
+        raise ScopeNotServedError(f"{_ARTICLES[found]} is not erased in several deployments")
+    _check_name(name)
+    return ErasureScope(found, name=name)
 
 
 def needs_token(scope: ErasureScope) -> bool:
@@ -130,7 +161,14 @@ def make_token(key: bytes, scope: ErasureScope, *, tenants: int, sessions: int, 
 
 
 def check_token(
-    key: bytes, token: str, scope: ErasureScope, *, tenants: int, sessions: int, now: float
+    key: bytes,
+    token: str,
+    scope: ErasureScope,
+    *,
+    tenants: int,
+    sessions: int,
+    now: float,
+    lifetime_s: float = TOKEN_LIFETIME_S,
 ) -> None:
     """Refuse a token that is not of this scope, has expired, or counted much less than there is.
 
@@ -146,9 +184,9 @@ def check_token(
         raise ConfirmationError("the confirmation token is not one of this deployment", hint=again)
     if counted.scope != _digest(scope):
         raise ConfirmationError("the confirmation token is for another scope", hint=again)
-    if not counted.issued_at <= now + 1 or now - counted.issued_at > TOKEN_LIFETIME_S:
+    if not counted.issued_at <= now + 1 or now - counted.issued_at > lifetime_s:
         raise ConfirmationError(
-            f"the confirmation token is older than {TOKEN_LIFETIME_S:.0f} seconds", hint=again
+            f"the confirmation token is older than {lifetime_s:.0f} seconds", hint=again
         )
     for what, before, after in (
         ("tenants", counted.tenants, tenants),
@@ -195,7 +233,40 @@ def _mac(key: bytes, body: bytes) -> bytes:
 
 
 def _digest(scope: ErasureScope) -> bytes:
-    return sha256(msgspec.msgpack.encode((scope.kind.value, scope.tenant, scope.session))).digest()
+    named = (scope.kind.value, scope.tenant, scope.session, scope.name, scope.refs)
+    return sha256(msgspec.msgpack.encode(named)).digest()
+
+
+def _kind(kind: str) -> RequestKind:
+    try:
+        return RequestKind(kind)
+    except ValueError:
+        raise ScopeNotServedError(
+            f"there is no erasure of a {kind!r}", hint="known are " + ", ".join(RequestKind)
+        ) from None
+
+
+def _checked_refs(refs: Sequence[str]) -> tuple[str, ...]:
+    if len(refs) > MAX_REFS:
+        raise ScopeNotServedError(
+            f"{len(refs)} tenants are too many for one erasure",
+            hint=f"{MAX_REFS} are allowed: erase by a narrower label, or the whole deployment.",
+        )
+    for ref in refs:
+        if len(ref) != _REF_CHARS or not set(ref) <= set("0123456789abcdef"):
+            raise ScopeNotServedError(
+                f"{ref[:40]!r} is no reference of a tenant",
+                hint=f"it has {_REF_CHARS} hexadecimal digits, as in the audit log",
+            )
+    return tuple(sorted(set(refs)))
+
+
+def _check_name(name: str) -> None:
+    if not 1 <= len(name) <= 2 * _ID_CHARS or not name.isprintable():
+        raise ScopeNotServedError(
+            f"{name[:40]!r} is no name to erase by",
+            hint=f"1 to {2 * _ID_CHARS} printable characters are allowed",
+        )
 
 
 def _check_id(value: str, what: str) -> None:

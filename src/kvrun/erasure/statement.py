@@ -116,6 +116,9 @@ def exclusions(claim: ClaimClass | None, notes: Sequence[str] = (), *, declared:
     return found
 
 
+_GOES_ON = (RequestKind.WORKSPACE, RequestKind.ACCOUNT, RequestKind.TENANTS)
+
+
 def _parent_statement(job: Job, facts: StatementFacts, issued_at: float) -> ErasureStatement:
     """The statement over several deployments' own certificates."""
     return ErasureStatement(
@@ -123,13 +126,17 @@ def _parent_statement(job: Job, facts: StatementFacts, issued_at: float) -> Eras
         issued_at=format_time(issued_at),
         request=Request(
             id=job.id,
-            kind=RequestKind.USER,
+            kind=job.kind,
             requester=job.requester,
             reference=job.reference,
             legal_basis=job.legal_basis,
             requested_at=format_time(job.requested_at),
         ),
-        scope=Scope(workspace=job.workspace, commitments=sorted(job.commitments)),
+        scope=Scope(
+            # An account is in no workspace.
+            workspace="" if job.kind is RequestKind.ACCOUNT else job.workspace,
+            commitments=sorted(job.commitments),
+        ),
         keys=[],
         tiers=[],
         gpu=GpuEntry(),
@@ -137,7 +144,14 @@ def _parent_statement(job: Job, facts: StatementFacts, issued_at: float) -> Eras
         claim_class=None,
         complete_after=format_time(issued_at),
         snapshot_retention_days=SnapshotRetention(),
-        exclusions=["What each deployment's own certificate excludes."],
+        exclusions=[
+            "What each deployment's own certificate excludes.",
+            *(
+                ["Keys that were made after a deployment was erased, where it goes on serving."]
+                if job.kind in _GOES_ON
+                else []
+            ),
+        ],
         steps=[],
         children=sorted(job.children, key=lambda child: (child.deployment, child.certificate_id)),
         software=Software(version=__version__),

@@ -98,7 +98,7 @@ def _state(report: CertificateReport) -> tuple[Verdict, str]:
 def _summary(statement: ErasureStatement) -> str:
     if statement.children:
         return (
-            f"{len(statement.children)} deployment(s) of workspace {statement.scope.workspace} were"
+            f"{len(statement.children)} deployment(s) of {_owner(statement.scope.workspace)} were"
             " asked. What was erased in each is in its own certificate, listed here."
         )
     if statement.claim_class is None:
@@ -208,6 +208,10 @@ def _sections(report: CertificateReport, statement: ErasureStatement) -> list[Se
 
 def _facts(*rows: tuple[str, str]) -> tuple[tuple[str, str], ...]:
     return tuple((label, value) for label, value in rows if value)
+
+
+def _owner(workspace: str) -> str:
+    return f"workspace {workspace}" if workspace else "the account"
 
 
 def _place(deployment: str) -> str:

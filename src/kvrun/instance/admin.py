@@ -11,7 +11,7 @@ from kvrun.cache.store import CacheStats
 from kvrun.erasure.certificate import ChildEntry, RequestKind
 from kvrun.erasure.commitment import SALT_BYTES
 from kvrun.erasure.job import ID_BYTES
-from kvrun.erasure.plan import ErasureScope, Plan, erasure_scope
+from kvrun.erasure.plan import ErasureScope, Plan, erasure_scope, parent_scope
 from kvrun.errors import KvrunError
 from kvrun.instance.erasures import ErasedSession, ErasureRequest, ErasureResult, Erasures
 from kvrun.instance.instance import Instance
@@ -131,7 +131,7 @@ class AdminService:
             children = msgspec.json.decode(_argument(arguments, "children"), type=list[ChildEntry])
         except msgspec.MsgspecError as error:
             raise UnknownOperationError(f"the argument 'children' is malformed: {error}") from None
-        found = self._erasures.parent(erasure_request(arguments), children)
+        found = self._erasures.parent(parent_request(arguments), children)
         return {"id": found[0], "certificate": str(found[1]), "opening": found[2].decode()}
 
     def _request(self, arguments: Mapping[str, str]) -> object:
@@ -155,8 +155,19 @@ def erasure_request(arguments: Mapping[str, str]) -> ErasureRequest:
 
     Raises ScopeNotServedError, or UnknownOperationError for an argument that is malformed.
     """
+    return _request(arguments, _scope(arguments))
+
+
+def parent_request(arguments: Mapping[str, str]) -> ErasureRequest:
+    """The request for a certificate over several deployments. Raises as ``erasure_request``."""
+    kind = _argument(arguments, "kind")
+    scope = parent_scope(kind, arguments.get("tenant", ""), arguments.get("name", ""))
+    return _request(arguments, scope)
+
+
+def _request(arguments: Mapping[str, str], scope: ErasureScope) -> ErasureRequest:
     return ErasureRequest(
-        _scope(arguments),
+        scope,
         arguments.get("requester", ""),
         arguments.get("reference", ""),
         arguments.get("legal_basis", ""),
@@ -165,12 +176,18 @@ def erasure_request(arguments: Mapping[str, str]) -> ErasureRequest:
         _hex(arguments, "id", ID_BYTES).hex(),
         _hex(arguments, "salt", SALT_BYTES),
         _seconds(arguments, "requested_at"),
+        arguments.get("agreed", "") == "yes",
     )
 
 
 def _scope(arguments: Mapping[str, str]) -> ErasureScope:
+    refs = arguments.get("refs", "")
     return erasure_scope(
-        _argument(arguments, "kind"), arguments.get("tenant", ""), arguments.get("session", "")
+        _argument(arguments, "kind"),
+        arguments.get("tenant", ""),
+        arguments.get("session", ""),
+        refs=refs.split(",") if refs else (),
+        name=arguments.get("name", ""),
     )
 
 

@@ -11,7 +11,7 @@ import msgspec
 from kvrun.audit.settings import LogHealth
 from kvrun.errors import KvrunError
 from kvrun.instance.journal import Journal
-from kvrun.keys.service import KeyService
+from kvrun.keys.source import SessionKeySource
 
 _REMIND_EVERY_S = 3600.0
 _MAX_REASON = 200
@@ -72,7 +72,7 @@ class AuditWatch:
 class Directory:
     """Maps references of the log back to tenants while their keys live."""
 
-    def __init__(self, keys: KeyService, journal: Journal) -> None:
+    def __init__(self, keys: SessionKeySource, journal: Journal) -> None:
         self._keys = keys
         self._journal = journal
 

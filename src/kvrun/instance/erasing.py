@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -34,7 +34,6 @@ from kvrun.instance.protocol import page_owner
 from kvrun.instance.transfers import Transfers
 from kvrun.keys.canary import KeyCanary
 from kvrun.keys.destruction import DestroyedKey
-from kvrun.keys.selection import KeySelection
 from kvrun.keys.signing import SigningKey
 
 _replace = msgspec.structs.replace
@@ -80,7 +79,7 @@ class InstanceSteps:
         self._scope = scope
         self._refuse = refuse
         self._admit = admit
-        self._keys = KeySelection(parts.instance.keys)
+        self._keys = parts.instance.keys.selection
         self._revoked: list[int] = []
         self._begun_here = False
         self._canaries: tuple[KeyCanary, ...] = ()
@@ -95,9 +94,8 @@ class InstanceSteps:
         self._begun_here = True
         # Engines are asked about these first: their sessions have no key to find them by.
         self._parts.instance.forget_expired()
-        everything = scope.kind is RequestKind.DEPLOYMENT
         # In memory only: a copy of wrapped keys on disk would be what erasure is to outlive.
-        found = self._keys.select(None if everything else scope.tenant, scope.session or None)
+        found = self._keys.select(scope.ids, scope.session or None)
         self._canaries = found.canaries
         keys = [
             ErasedKey(
@@ -132,7 +130,8 @@ class InstanceSteps:
         parts = self._parts
         job = self._enter(job)
         ids = [key.key_id for key in job.keys]
-        destroyed = self._keys.destroy(ids)
+        destruction = self._keys.destroy(ids)
+        destroyed = destruction.keys
         # What ran on by a key whose scope nobody can name any more.
         self._revoked += parts.instance.revoke_destroyed()
         self._let_run_out(job)
@@ -140,7 +139,8 @@ class InstanceSteps:
         if job.kind is not RequestKind.DEPLOYMENT:
             self._admit()
         root = self._root(job, destroyed) if job.keys else None
-        return _replace(job, root=root, destroyed_at=parts.now())
+        notes = [*job.notes, *map(_unconfirmed, destruction.unconfirmed)]
+        return _replace(job, root=root, destroyed_at=parts.now(), notes=notes)
 
     def scrub(self, job: Job) -> Job:
         """See :class:`kvrun.erasure.run.ErasureSteps`."""
@@ -154,7 +154,7 @@ class InstanceSteps:
             job,
             gpu=GpuEntry(evicted=outcome.evicted, scrubbed=outcome.scrubbed, held=outcome.held),
             unacknowledged=list(outcome.unacknowledged),
-            notes=list(outcome.notes),
+            notes=[*job.notes, *outcome.notes],
         )
 
     def unlink(self, job: Job) -> Job:
@@ -240,7 +240,7 @@ class InstanceSteps:
             if forced:
                 _log.warning("erasure %s zeroed %d slots of a silent worker", job.id, forced)
 
-    def _record(self, job: Job, destroyed: list[DestroyedKey]) -> None:
+    def _record(self, job: Job, destroyed: Sequence[DestroyedKey]) -> None:
         """One record a session; after a crash rather twice than never."""
         found = {key.key_id: key.reason for key in destroyed}
         gone = [
@@ -268,7 +268,7 @@ class InstanceSteps:
         if scope.session:
             return []
         known = {(key.tenant_ref, key.session_ref) for key in keys}
-        tenants = {key.tenant_ref for key in keys if key.tenant_ref}
+        tenants = {key.tenant_ref for key in keys if key.tenant_ref} | set(scope.refs)
         everything = scope.kind is RequestKind.DEPLOYMENT
         return [
             ref
@@ -276,7 +276,7 @@ class InstanceSteps:
             if ref not in known
         ]
 
-    def _root(self, job: Job, destroyed: list[DestroyedKey]) -> RootEntry:
+    def _root(self, job: Job, destroyed: Sequence[DestroyedKey]) -> RootEntry:
         if destroyed:
             evidence = destroyed[0].evidence
             return RootEntry(
@@ -355,6 +355,13 @@ def scrubbed_pages(parts: ErasureParts, job: Job) -> tuple[list[bytes], bool]:
         return [], True
     own = (bytes.fromhex(key.owner) for key in job.keys if key.owner)
     return [*dict.fromkeys((*own, *parts.scrubber.owed()))], False
+
+
+def _unconfirmed(who: str) -> str:
+    return (
+        f"What {who} still has in memory: it did not confirm. Its right to use the keys had ended"
+        " before this was issued."
+    )
 
 
 def scrub_call(job: Job) -> int:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kvrun.erasure.certificate import RequestKind
 from kvrun.erasure.plan import (
+    TOKEN_LIFETIME_S,
     ErasureScope,
     Plan,
     TierCount,
@@ -16,7 +17,8 @@ from kvrun.erasure.plan import (
     needs_token,
 )
 from kvrun.instance.instance import Instance
-from kvrun.keys.selection import KeySelection, SelectedKey
+from kvrun.keys.selection import SelectedKey
+from kvrun.keys.source import KeySelecting
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +26,7 @@ class ErasurePlans:
     """Counts scopes. ``token_key`` (32 bytes) is for tokens, ``now`` in seconds since 1970."""
 
     instance: Instance
-    keys: KeySelection
+    keys: KeySelecting
     token_key: bytes
     now: Callable[[], float]
 
@@ -61,17 +63,30 @@ class ErasurePlans:
             token=token,
         )
 
-    def check(self, scope: ErasureScope, token: str) -> None:
+    def check(
+        self, scope: ErasureScope, token: str, *, lifetime_s: float = TOKEN_LIFETIME_S
+    ) -> None:
         """Refuse a scope that wants a token without a good one. Raises ConfirmationError."""
         if needs_token(scope):
             tenants, sessions = _counted(self._select(scope))
             check_token(
-                self.token_key, token, scope, tenants=tenants, sessions=sessions, now=self.now()
+                self.token_key,
+                token,
+                scope,
+                tenants=tenants,
+                sessions=sessions,
+                now=self.now(),
+                lifetime_s=lifetime_s,
             )
 
+    def resolved(self, scope: ErasureScope) -> ErasureScope:
+        """With the ids of the tenants that a scope names by reference."""
+        if scope.kind is not RequestKind.TENANTS:
+            return scope
+        return replace(scope, tenants=self.keys.ids_of(scope.refs))
+
     def _select(self, scope: ErasureScope) -> tuple[SelectedKey, ...]:
-        everything = scope.kind is RequestKind.DEPLOYMENT
-        return self.keys.select(None if everything else scope.tenant, scope.session or None).keys
+        return self.keys.select(scope.ids, scope.session or None).keys
 
 
 def _counted(found: tuple[SelectedKey, ...]) -> tuple[int, int]:

@@ -13,11 +13,11 @@ import msgspec
 
 from kvrun.audit.errors import AuditError
 from kvrun.audit.record import Event, format_time
-from kvrun.erasure.certificate import ChildEntry, GpuEntry, StepEntry
+from kvrun.erasure.certificate import ChildEntry, GpuEntry, RequestKind, StepEntry
 from kvrun.erasure.commitment import SALT_BYTES, commit, make_opening
 from kvrun.erasure.errors import ErasureError
 from kvrun.erasure.job import ID_BYTES, Job, JobState, JobStore
-from kvrun.erasure.plan import ErasureScope, Plan
+from kvrun.erasure.plan import AGREED_LIFETIME_S, TOKEN_LIFETIME_S, ErasureScope, Plan
 from kvrun.erasure.run import run_job
 from kvrun.erasure.targets import ScrubOutcome
 from kvrun.errors import KvrunError
@@ -30,7 +30,6 @@ from kvrun.instance.erasing import (
 )
 from kvrun.instance.erasing_scopes import ErasingScopes
 from kvrun.instance.erasure_plans import ErasurePlans
-from kvrun.keys.selection import KeySelection
 
 _LISTED = 10_000
 _replace = msgspec.structs.replace
@@ -39,8 +38,8 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ErasureRequest:
-    """Who asks for what. ``confirm`` is a plan's token; ``confirmed`` says that none is needed,
-    because the caller had another one checked.
+    """Who asks for what. ``confirm`` is a plan's token; with ``agreed`` a second person agreed to
+    it, so it may be older; ``confirmed`` says that none is needed.
 
     With ``id`` (24 hex digits) and ``salt`` (32 random bytes) the same request can come again and
     gets the same answer. ``requested_at`` (seconds since 1970): when, if it was before now.
@@ -55,6 +54,12 @@ class ErasureRequest:
     id: str = ""
     salt: bytes = b""
     requested_at: float = 0.0
+    agreed: bool = False
+
+    @property
+    def token_lifetime_s(self) -> float:
+        """How old the token may be."""
+        return AGREED_LIFETIME_S if self.agreed else TOKEN_LIFETIME_S
 
 
 class ErasedSession(msgspec.Struct, frozen=True):
@@ -108,7 +113,7 @@ class Erasures:
         self._parts = parts
         self._jobs = jobs
         self._random_bytes = random_bytes
-        self._keys = KeySelection(parts.instance.keys)
+        self._keys = parts.instance.keys.selection
         self._plans = ErasurePlans(parts.instance, self._keys, token_key, parts.now)
         self._under_way = ErasingScopes(
             lambda scope: self.on_erasing(scope), lambda scope: self.on_erased(scope)
@@ -132,6 +137,7 @@ class Erasures:
         With the token of an ``earlier`` plan: only where that one confirms it. Raises
         ConfirmationError.
         """
+        scope = self._plans.resolved(scope)
         if earlier:
             self._plans.check(scope, earlier)
         return self._plans.plan(scope)
@@ -147,14 +153,14 @@ class Erasures:
         Raises ConfirmationError without a good token where one is needed, ErasureError for an id
         of another erasure or of one that is not finished, and what a step raises.
         """
-        scope = request.scope
+        scope = self._plans.resolved(request.scope)
         opening = self._opening(request, self._parts.instance.deployment)
         with self._under_way.alone(scope):
             earlier = self._earlier(request, opening)
             if earlier is not None:
                 return _replace(self._result(earlier, opening), earlier=True)
             if not request.confirmed:
-                self._plans.check(scope, request.confirm)
+                self._plans.check(scope, request.confirm, lifetime_s=request.token_lifetime_s)
             begins()
             done = self._run(self._new_job(request, opening), scope)
         return self._result(done, opening)
@@ -197,7 +203,7 @@ class Erasures:
         if not again:
             return 0
         _log.warning("%d erased keys were put back from an older copy; destroying them", len(again))
-        for key in self._keys.destroy(again):
+        for key in self._keys.destroy(again).keys:
             if key.session_ref:
                 self._parts.instance.cache.drop(
                     key.tenant_ref, key.session_ref, epoch=key.generation
@@ -234,7 +240,7 @@ class Erasures:
     def parent(
         self, request: ErasureRequest, children: list[ChildEntry]
     ) -> tuple[str, Path, bytes]:
-        """Certify what became of a user in several deployments; id, path and opening.
+        """Certify what became of a request in several deployments; id, path and opening.
 
         A request whose id came before has its certificate already. Raises ErasureError.
         """
@@ -258,7 +264,10 @@ class Erasures:
         return self._parts.archive.get(erasure_id)
 
     def _opening(self, request: ErasureRequest, deployment: str) -> bytes:
-        subject = request.scope.subject(self._parts.instance.workspace, deployment)
+        # An account is in no workspace.
+        of_account = request.scope.kind is RequestKind.ACCOUNT
+        workspace = "" if of_account else self._parts.instance.workspace
+        subject = request.scope.subject(workspace, deployment)
         return make_opening(subject, request.salt or self._random_bytes(SALT_BYTES))
 
     def _new_job(self, request: ErasureRequest, opening: bytes) -> Job:

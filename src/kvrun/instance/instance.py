@@ -9,7 +9,7 @@ import contextlib
 import logging
 import secrets
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from kvrun.audit.record import Event
 from kvrun.cache.errors import SessionDroppedError
@@ -28,7 +28,8 @@ from kvrun.instance.protocol import Match, Matched, ProtocolError, Verdict, page
 from kvrun.instance.retention import RetentionDay
 from kvrun.instance.totals import Denial, DeniedError, denial_of
 from kvrun.keys.destruction import DestroyedKey
-from kvrun.keys.service import KeyService
+from kvrun.keys.session import SessionKeys
+from kvrun.keys.source import SessionKeySource
 from kvrun.telemetry.traces import NoTracing, SpanKind, Trace, Tracing
 
 _MAX_HASH_BYTES = 64
@@ -53,7 +54,7 @@ class Instance:
         workspace: str,
         deployment: str,
         stateless: bool,
-        keys: KeyService,
+        keys: SessionKeySource,
         cache: CacheStore,
         journal: Journal,
         verifier: ClaimVerifier,
@@ -79,6 +80,7 @@ class Instance:
         self._expiring = threading.Lock()
         self._layout: EngineLayout | None = None
         self._cell_bytes = 0
+        keys.on_taken = self._taken
 
     @property
     def layout(self) -> EngineLayout | None:
@@ -236,6 +238,13 @@ class Instance:
     def stop(self) -> None:
         """The daemon stops: what retention did today goes into the log."""
         self._summarize(stopping=True)
+
+    def _taken(self, keys: Sequence[SessionKeys]) -> None:
+        """Another instance had these destroyed, and puts that on record."""
+        self.revoke_destroyed()
+        self.on_expired([page_owner(key.salt) for key in keys])
+        for key in keys:
+            self.cache.drop(key.tenant_ref, key.session_ref, epoch=key.generation)
 
     def _summarize(self, *, stopping: bool = False) -> None:
         living = self.keys.session_count

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from kvrun.instance.journal import Journal
-from kvrun.keys.service import KeyService
+from kvrun.keys.source import SessionKeySource
 
 
 class KeyFacts(msgspec.Struct, frozen=True):
@@ -25,7 +25,7 @@ class KeyFacts(msgspec.Struct, frozen=True):
 class KeyAccess:
     """Operations on the keys of one instance."""
 
-    def __init__(self, keys: KeyService, journal: Journal) -> None:
+    def __init__(self, keys: SessionKeySource, journal: Journal) -> None:
         self._keys = keys
         self._journal = journal
 

@@ -321,10 +321,12 @@ class InstanceServer:
         self._push(Role.GATEWAY, SessionInvalidated(tenant, session or ""))
 
     def _announce_beginning(self, scope: ErasureScope) -> None:
-        self._push(Role.GATEWAY, SessionInvalidated(scope.tenant, scope.session, erasing=True))
+        for tenant in _named(scope):
+            self._push(Role.GATEWAY, SessionInvalidated(tenant, scope.session, erasing=True))
 
     def _announce_scope(self, scope: ErasureScope) -> None:
-        self._announce_erasure(scope.tenant, scope.session)
+        for tenant in _named(scope):
+            self._announce_erasure(tenant, scope.session)
 
     def _announce_revoked(self, handles: list[int]) -> None:
         self._push(Role.SCHEDULER, Revoked(tuple(handles)))
@@ -360,6 +362,12 @@ class InstanceServer:
         if role in _ENGINE_ROLES and not any(r in _ENGINE_ROLES for r in self._roles.values()):
             self._instance.detach_engine()
             self._instance.journal.deployment_event(Event.DEPLOYMENT_STOPPED)
+
+
+def _named(scope: ErasureScope) -> list[str]:
+    """The tenants of a scope as gateways are told of them: "" stands for all."""
+    ids = scope.ids
+    return [""] if ids is None else sorted(ids)
 
 
 def _remove(path: Path) -> None:

@@ -219,14 +219,17 @@ class Keyring:
 
     def tenant_ref(self, entry: TenantEntry) -> str:
         """The tenant's pseudonym; KeyUnavailableError when its slot does not open."""
+        return self.tenant_names(entry)[1]
+
+    def tenant_names(self, entry: TenantEntry) -> tuple[str, str]:
+        """The tenant's id and pseudonym; KeyUnavailableError when its slot does not open."""
         self._check()
         store = self._store
         try:
             self._groups.read_tenant(entry)
             name = get_name(store.tenant_payload[KEY_BYTES:])
-            return tenant_ref(
-                store.tenant_payload[:KEY_BYTES], store.ring.workspace, store.ring.deployment, name
-            )
+            key = store.tenant_payload[:KEY_BYTES]
+            return name, tenant_ref(key, store.ring.workspace, store.ring.deployment, name)
         except (WrapError, SlotFileError, OSError) as error:
             raise KeyUnavailableError(f"A tenant key does not open: {error}") from error
         finally:

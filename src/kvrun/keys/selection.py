@@ -4,8 +4,9 @@ An erasure that goes on after a crash knows key ids only: names were never writt
 """
 
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 from kvrun.keys.canary import KeyCanary, canary_opens, take_canary
 from kvrun.keys.destruction import DestroyedKey
@@ -14,7 +15,6 @@ from kvrun.keys.hierarchy import prefix_salt, session_ref
 from kvrun.keys.keyring import Keyring
 from kvrun.keys.ring_entries import SessionEntry, TenantEntry
 from kvrun.keys.root import RootFacts
-from kvrun.keys.service import KeyService
 
 _MAX_CANARIES = 8
 
@@ -42,24 +42,54 @@ class Selection:
     epoch: int
 
 
+@dataclass(frozen=True, slots=True)
+class Destruction:
+    """Keys that were destroyed, and in words which processes did not say that they let go of them;
+    their right to use them is over all the same."""
+
+    keys: tuple[DestroyedKey, ...]
+    unconfirmed: tuple[str, ...] = ()
+
+
+class KeyHolder(Protocol):
+    """What is looked into of a :class:`kvrun.keys.service.KeyService`."""
+
+    @property
+    def _lock(self) -> AbstractContextManager[bool]: ...
+
+    @property
+    def _ring(self) -> Keyring: ...
+
+    def _check_open(self) -> None: ...
+
+    @property
+    def epoch(self) -> int:
+        """Number of the live epoch."""
+        ...
+
+    def destroy_keys(self, key_ids: Collection[str]) -> list[DestroyedKey]:
+        """Destroy those of the keys that exist."""
+        ...
+
+
 class KeySelection:
     """Looks into one key service. Thread-safe, like it."""
 
-    def __init__(self, service: KeyService) -> None:
+    def __init__(self, service: KeyHolder) -> None:
         self._service = service
 
-    def select(self, tenant: str | None, session: str | None) -> Selection:
-        """A session's key, or a tenant's, or (None, None) every key."""
+    def select(self, tenant_ids: Collection[str] | None, session: str | None) -> Selection:
+        """The keys of tenants and of their sessions, or of a session of theirs; None: every key."""
         service = self._service
         with self._ring() as ring:
-            if tenant is None:
+            if tenant_ids is None:
                 tenants: Sequence[TenantEntry] = ring.tenants()
             else:
-                owner = ring.find_tenant(tenant)
-                tenants = [] if owner is None else [owner]
-            if tenant is not None and session is not None:
-                one = ring.find(tenant, session)
-                sessions = [] if one is None else [one]
+                owners = (ring.find_tenant(tenant) for tenant in sorted(tenant_ids))
+                tenants = [owner for owner in owners if owner is not None]
+            if tenant_ids is not None and session is not None:
+                ones = (ring.find(tenant, session) for tenant in sorted(tenant_ids))
+                sessions = [one for one in ones if one is not None]
                 tenants = []
             else:
                 sessions = [entry for owner in tenants for entry in owner.sessions.values()]
@@ -74,6 +104,20 @@ class KeySelection:
             canaries = tuple(c for c in copies if c is not None and canary_opens(ring, c))
             return Selection(tuple(found), canaries, service.epoch)
 
+    def ids_of(self, refs: Collection[str]) -> frozenset[str]:
+        """The ids of those tenants, named by pseudonym, that have a key which opens."""
+        found: set[str] = set()
+        wanted = frozenset(refs)
+        with self._ring() as ring:
+            for owner in ring.tenants():
+                try:
+                    name, ref = ring.tenant_names(owner)
+                except KeyUnavailableError:
+                    continue
+                if ref in wanted:
+                    found.add(name)
+        return frozenset(found)
+
     def living(self, key_ids: Collection[str]) -> list[str]:
         """Those of the ids whose keys still exist."""
         with self._ring() as ring:
@@ -81,9 +125,9 @@ class KeySelection:
             entries: list[SessionEntry | TenantEntry] = [*ring.sessions(), *ring.tenants()]
             return [entry.key_id.hex() for entry in entries if entry.key_id in wanted]
 
-    def destroy(self, key_ids: Collection[str]) -> list[DestroyedKey]:
+    def destroy(self, key_ids: Collection[str]) -> Destruction:
         """Destroy those of the keys that exist, in one rotation with whoever else waits."""
-        return self._service.destroy_keys(key_ids)
+        return Destruction(tuple(self._service.destroy_keys(key_ids)))
 
     def opens(self, canaries: Sequence[KeyCanary]) -> list[KeyCanary]:
         """Those of the copies that some key still opens; empty is the proof."""

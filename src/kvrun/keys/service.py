@@ -16,7 +16,7 @@ from kvrun.keys.destruction import (
     TenantVictim,
 )
 from kvrun.keys.entropy import RandomInto, getrandom
-from kvrun.keys.errors import KeyUnavailableError, SessionLimitError
+from kvrun.keys.errors import KeyUnavailableError
 from kvrun.keys.filesystem import ClaimClass
 from kvrun.keys.hierarchy import session_ref
 from kvrun.keys.keyring import Keyring
@@ -27,7 +27,9 @@ from kvrun.keys.locked import Protection
 from kvrun.keys.open_handles import OpenHandles
 from kvrun.keys.records import check_name
 from kvrun.keys.ring_entries import RecoveryReport, SessionEntry, TenantEntry
+from kvrun.keys.room import make_room
 from kvrun.keys.root import Root, RootFacts
+from kvrun.keys.selection import KeySelection
 from kvrun.keys.session import HandleEnd, SessionInfo, SessionKeys
 from kvrun.keys.slots import OS_IO, SlotIO
 
@@ -60,6 +62,9 @@ class KeyService:
         self._unreported: list[DestroyedKey] = []
         self._closed = False
         self.on_lease_end: Callable[[str], None] = lambda _reason: None
+        self.on_taken: Callable[[Sequence[SessionKeys]], None] = lambda _keys: None
+        self.on_new_service: Callable[[], object] = lambda: None
+        self.selection = KeySelection(self)
 
     @classmethod
     def open(
@@ -135,6 +140,11 @@ class KeyService:
         return self._handles.lease.holds(self._clock())
 
     @property
+    def lease_left_s(self) -> float:
+        """For how long, unless the root confirms the keys again."""
+        return self._handles.lease.until - self._clock()
+
+    @property
     def lease_text(self) -> str:
         """The state of the lease, for people."""
         return "keys may be used" if self.leased else "over: the key root does not confirm the keys"
@@ -158,12 +168,11 @@ class KeyService:
             return handle
         check_name(tenant, "tenant")
         check_name(session, "session")
-        if self._destroyer.is_doomed(tenant, session):
-            # Only for those that came before: a later one may take what is made here.
-            self._destroyer.settle()
+        self.settle(tenant, session)
         with self._lock:
-            self._check_open()
-            return self._acquire(tenant, session, self._now())
+            entry = self.entry(tenant, session, create=True)
+            assert entry is not None
+            return self._handles.of(entry)
 
     def find(self, tenant: str, session: str) -> SessionKeys | None:
         """The session's keys if it has any that are not expired.
@@ -175,14 +184,39 @@ class KeyService:
             return handle
         check_name(tenant, "tenant")
         check_name(session, "session")
-        if self._destroyer.is_doomed(tenant, session):
+        if self.is_doomed(tenant, session):
             return None
         with self._lock:
-            self._check_open()
-            entry = self._ring.find(tenant, session)
-            if entry is None or self._expiry(entry, self._now()):
-                return None
-            return self._handles.of(entry)
+            entry = self.entry(tenant, session, create=False)
+            return None if entry is None else self._handles.of(entry)
+
+    def is_doomed(self, tenant: str, session: str) -> bool:
+        """Whether a destruction that reaches the session is under way."""
+        return self._destroyer.is_doomed(tenant, session)
+
+    def settle(self, tenant: str, session: str) -> None:
+        """Wait for destructions under way that reach a session; not with the lock held."""
+        if self.is_doomed(tenant, session):
+            # Only for those that came before: a later one may take what is made afterwards.
+            self._destroyer.settle()
+
+    def entry(self, tenant: str, session: str, *, create: bool) -> SessionEntry | None:
+        """A session that has keys now, used where it may be created. With the lock held."""
+        self._check_open()
+        now = self._now()
+        entry = self._ring.find(tenant, session)
+        reason = "" if entry is None else self._expiry(entry, now)
+        if not create:
+            return None if reason else entry
+        if entry is not None and reason:
+            self._unreported += self._destroy({entry: reason}, {})
+            entry = None
+        if entry is None:
+            make_room(self._ring, self._limits, tenant, lambda e: self._drop_expired(e, now))
+            entry = self._ring.create(tenant, session, now)
+        entry.tenant.used = max(entry.tenant.used, now)
+        entry.used = max(entry.used, now)
+        return entry
 
     def destroy_session(self, tenant: str, session: str) -> DestroyedKey | None:
         """Destroy a session's keys everywhere; None when it has none.
@@ -296,42 +330,10 @@ class KeyService:
                 self._ring.close()
                 self._root.close()
 
-    def _acquire(self, tenant: str, session: str, now: float) -> SessionKeys:
-        entry = self._ring.find(tenant, session)
-        reason = "" if entry is None else self._expiry(entry, now)
-        if entry is not None and reason:
-            self._unreported += self._destroy({entry: reason}, {})
-            entry = None
-        if entry is None:
-            self._make_room(tenant, now)
-            entry = self._ring.create(tenant, session, now)
-        entry.tenant.used = max(entry.tenant.used, now)
-        handle = self._handles.of(entry)
-        handle.touch(now)
-        return handle
-
     def _destroy(
         self, victims: Mapping[SessionEntry, str], tenants: Mapping[TenantEntry, str]
     ) -> list[DestroyedKey]:
         return self._destroyer.destroy_now(victims, tenants)
-
-    def _make_room(self, tenant: str, now: float) -> None:
-        owner = self._ring.find_tenant(tenant)
-        per_tenant, total = self._limits.max_sessions_per_tenant, self._limits.max_sessions
-        if owner is not None and per_tenant is not None and len(owner.sessions) >= per_tenant:
-            self._drop_expired(owner.sessions.values(), now)
-            if len(owner.sessions) >= per_tenant:
-                raise SessionLimitError(
-                    f"The tenant has {len(owner.sessions)} sessions; {per_tenant} are allowed",
-                    hint="Erase sessions, or wait until idle ones expire.",
-                )
-        if total is not None and self._ring.session_count >= total:
-            self._drop_expired(self._ring.sessions(), now)
-            if self._ring.session_count >= total:
-                raise SessionLimitError(
-                    f"The deployment has {total} sessions and no more are allowed",
-                    hint="Erase sessions, or wait until idle ones expire.",
-                )
 
     def _drop_expired(self, entries: Iterable[SessionEntry], now: float) -> None:
         expired = {e: reason for e in entries if (reason := self._expiry(e, now))}

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from typing import Protocol
 
 from cryptography.hazmat.primitives.hmac import HMAC
 
@@ -15,7 +16,7 @@ from kvrun.keys.hierarchy import (
     session_ref,
 )
 from kvrun.keys.lease import Lease
-from kvrun.keys.ring_entries import OpenedSession, SessionEntry
+from kvrun.keys.ring_entries import OpenedSession
 from kvrun.seal import BlockSealer
 
 
@@ -32,6 +33,15 @@ class SessionInfo:
     created_at: float
     last_used_at: float
     open: bool
+
+
+class KeyUse(Protocol):
+    """The readable part of a session's keys. Times are seconds since 1970; ``used`` moves."""
+
+    key_id: bytes
+    generation: int
+    created: float
+    used: float
 
 
 class HandleEnd(Enum):
@@ -78,7 +88,7 @@ class SessionKeys:
     def __init__(
         self,
         opened: OpenedSession,
-        entry: SessionEntry,
+        entry: KeyUse,
         lease: Lease,
         clock: Callable[[], float],
     ) -> None:

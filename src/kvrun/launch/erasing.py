@@ -12,7 +12,7 @@ from kvrun.erasure.certificate import ChildEntry
 from kvrun.erasure.plan import Plan
 from kvrun.erasure.targets import UnreachedEngines
 from kvrun.errors import KvrunError
-from kvrun.instance.admin import erasure_request
+from kvrun.instance.admin import erasure_request, parent_request
 from kvrun.instance.connection import InstanceUnavailableError
 from kvrun.instance.erasures import ErasureResult, Erasures
 from kvrun.instance.known_engines import KnownEngines
@@ -56,10 +56,10 @@ def erase(config: KvrunConfig, asked: Mapping[str, str], *, offline: bool) -> Er
 def certify_parent(
     config: KvrunConfig, asked: Mapping[str, str], children: list[ChildEntry]
 ) -> ParentResult:
-    """Certify what became of a user in several deployments, in the log of ``config``'s."""
+    """Certify what became of a request in several deployments, in the log of ``config``'s."""
 
     def here(erasures: Erasures) -> dict[str, str]:
-        done = erasures.parent(erasure_request(asked), children)
+        done = erasures.parent(parent_request(asked), children)
         return {"id": done[0], "certificate": str(done[1]), "opening": done[2].decode()}
 
     listed = msgspec.json.encode(children).decode()

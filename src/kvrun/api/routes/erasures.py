@@ -16,8 +16,8 @@ from kvrun.instance.erasures import ErasureResult
 router = APIRouter(tags=["erasures"])
 _ERASURES = "/deployments/{deployment_id}/erasures"
 _APPROVALS = "/workspaces/{workspace_id}/approvals"
-_Id = Annotated[str, Field(max_length=128)]
-_Token = Annotated[str, Field(max_length=512)]
+Id = Annotated[str, Field(max_length=128)]
+Token = Annotated[str, Field(max_length=512)]
 MAX_LISTED = 1000
 
 
@@ -27,8 +27,8 @@ class Scope(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     kind: Literal["session", "tenant", "user", "deployment"]
-    tenant: _Id = Field(default="", description="The end user's id, as in X-KV-Tenant.")
-    session: _Id = Field(default="", description="The session's id, as in X-KV-Session.")
+    tenant: Id = Field(default="", description="The end user's id, as in X-KV-Tenant.")
+    session: Id = Field(default="", description="The session's id, as in X-KV-Session.")
 
     def scope(self) -> ErasureScope:
         """As erasures have it. Raises ScopeNotServedError."""
@@ -65,7 +65,7 @@ class PlanView(BaseModel):
 class ErasureAsked(Scope):
     """An erasure."""
 
-    confirm: _Token = Field(default="", description="The plan's token; a session needs none.")
+    confirm: Token = Field(default="", description="The plan's token; a session needs none.")
     reference: str = Field(default="", max_length=200, description="Yours, such as DSAR-123.")
     legal_basis: str = Field(default="", max_length=200, description="Such as GDPR Art. 17.")
 
@@ -123,67 +123,12 @@ class ErasureProgress(ErasureView):
     certificates: list[str] = Field(description="Its certificate and addenda.")
 
 
-class UserScope(BaseModel):
-    """One person."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    user: str = Field(min_length=1, max_length=128, description="The id, as in X-KV-Tenant.")
-
-
-class DeploymentPlanView(BaseModel):
-    """One deployment's part."""
-
-    deployment_id: str
-    name: str
-    plan: PlanView | None
-    problem: str = Field(description="Why it cannot be planned.")
-
-
-class UserPlanView(BaseModel):
-    """What erasing a person would reach, by deployment."""
-
-    deployments: list[DeploymentPlanView]
-
-
-class UserErasureAsked(UserScope):
-    """The erasure of one person everywhere in a workspace."""
-
-    confirm: dict[_Id, _Token] = Field(
-        max_length=MAX_LISTED, description="The plans' tokens by deployment id."
-    )
-    reference: str = Field(default="", max_length=200)
-    legal_basis: str = Field(default="", max_length=200)
-    certify_pending: bool = Field(
-        default=False, description="Certify although a deployment fails; it is listed as pending."
-    )
-
-
-class ChildView(BaseModel):
-    """What became of it in one deployment."""
-
-    deployment: str
-    outcome: str
-    certificate_id: str
-    problem: str
-
-
-class UserErasedView(BaseModel):
-    """The erasure of one person, certified over all deployments."""
-
-    id: str = Field(description="Of the certificate over all.")
-    deployments: list[ChildView]
-    openings: dict[str, str] = Field(
-        description="By certificate id; they are in this answer and nowhere else."
-    )
-
-
 class ApprovalAsked(BaseModel):
     """A request for a second person's word."""
 
     model_config = ConfigDict(extra="forbid")
 
-    deployment_id: _Id
+    deployment_id: Id
     token: str = Field(min_length=1, max_length=200, description="Of the plan to agree to.")
 
 
@@ -215,7 +160,7 @@ def plan_erasure(
     counted = erasures.plan(services, actor, deployment_id, asked.scope())
     wide = asked.kind == "deployment"
     second = wide and erasures.needs_approval(services, actor, deployment_id)
-    return _plan(counted, needs_approval=second)
+    return plan_view(counted, needs_approval=second)
 
 
 @router.post(_ERASURES, summary="Erase", status_code=status.HTTP_201_CREATED)
@@ -268,59 +213,6 @@ def get_erasure(
     )
 
 
-@router.post("/workspaces/{workspace_id}/user-erasures/plan", summary="Plan to erase a person")
-def plan_user_erasure(
-    services: ServicesNow, actor: ActorNow, workspace_id: WorkspaceId, asked: UserScope
-) -> UserPlanView:
-    """In every deployment of the workspace, stopped ones included."""
-    found = erasures.plan_user(services, actor, workspace_id, asked.user)
-    return UserPlanView(
-        deployments=[
-            DeploymentPlanView(
-                deployment_id=item.deployment.id,
-                name=item.deployment.spec.name,
-                plan=_plan(item.plan) if item.plan is not None else None,
-                problem=item.problem,
-            )
-            for item in found
-        ]
-    )
-
-
-@router.post(
-    "/workspaces/{workspace_id}/user-erasures",
-    summary="Erase a person",
-    status_code=status.HTTP_201_CREATED,
-)
-def erase_user(
-    services: ServicesNow, actor: ActorNow, workspace_id: WorkspaceId, asked: UserErasureAsked
-) -> UserErasedView:
-    """A certificate for each deployment and one over all. Asked again with the same reference it
-    goes on where it was cut short."""
-    with erasures.erasing_person(
-        services,
-        actor,
-        workspace_id,
-        asked.user,
-        confirm=asked.confirm,
-        reasons=Reasons(asked.reference, asked.legal_basis),
-        certify_pending=asked.certify_pending,
-    ) as done:
-        return UserErasedView(
-            id=done.parent.id,
-            deployments=[
-                ChildView(
-                    deployment=child.deployment,
-                    outcome=child.outcome.value,
-                    certificate_id=child.certificate_id,
-                    problem=done.problems.get(child.deployment, ""),
-                )
-                for child in done.children
-            ],
-            openings=done.openings,
-        )
-
-
 @router.post(_APPROVALS, summary="Ask a second person", status_code=status.HTTP_201_CREATED)
 def ask_approval(
     services: ServicesNow, actor: ActorNow, workspace_id: WorkspaceId, asked: ApprovalAsked
@@ -330,7 +222,7 @@ def ask_approval(
     409 where the token is none of a plan to erase this deployment, or too old.
     """
     found = erasures.ask_approval(services, actor, workspace_id, asked.deployment_id, asked.token)
-    return _approval(found)
+    return approval_view(found)
 
 
 @router.get(_APPROVALS, summary="List requests for a second person")
@@ -343,7 +235,7 @@ def list_approvals(
 ) -> Page[ApprovalView]:
     """The newest first."""
     items, after = cut(services.accounts.list_approvals(actor, workspace_id), limit, cursor)
-    return Page(items=[_approval(item) for item in items], next=after)
+    return Page(items=[approval_view(item) for item in items], next=after)
 
 
 @router.post(_APPROVALS + "/{approval_id}/approve", summary="Agree as the second person")
@@ -351,7 +243,7 @@ def approve(
     services: ServicesNow, actor: ActorNow, workspace_id: WorkspaceId, approval_id: ItemId
 ) -> ApprovalView:
     """For a signed-in person who did not ask."""
-    return _approval(services.accounts.approve(actor, workspace_id, approval_id))
+    return approval_view(services.accounts.approve(actor, workspace_id, approval_id))
 
 
 @router.post(_APPROVALS + "/{approval_id}/refuse", summary="Refuse as the second person")
@@ -359,10 +251,11 @@ def refuse_approval(
     services: ServicesNow, actor: ActorNow, workspace_id: WorkspaceId, approval_id: ItemId
 ) -> ApprovalView:
     """Whoever asked may take the request back so."""
-    return _approval(services.accounts.refuse_approval(actor, workspace_id, approval_id))
+    return approval_view(services.accounts.refuse_approval(actor, workspace_id, approval_id))
 
 
-def _plan(counted: Plan, *, needs_approval: bool = False) -> PlanView:
+def plan_view(counted: Plan, *, needs_approval: bool = False) -> PlanView:
+    """A plan as the API shows it."""
     return PlanView(
         kind=counted.kind.value,
         tenants=counted.tenants,
@@ -375,5 +268,6 @@ def _plan(counted: Plan, *, needs_approval: bool = False) -> PlanView:
     )
 
 
-def _approval(found: Approval) -> ApprovalView:
+def approval_view(found: Approval) -> ApprovalView:
+    """An approval as the API shows it."""
     return ApprovalView.model_validate(found)

@@ -1,6 +1,6 @@
 """Erasures, certificates, audit logs, alerts and Storage."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from kvrun.client.call import LONG_S, Call, Listing, Page, listing, path, query
 from kvrun.client.results.evidence import (
@@ -13,12 +13,14 @@ from kvrun.client.results.evidence import (
     Erasure,
     ErasureProgress,
     Evidence,
+    JointErased,
     Plan,
     Record,
     StorageEntry,
-    UserErased,
     UserPlan,
+    WidePlan,
 )
+from kvrun.client.results.people import Approval
 
 
 def plan_erasure(
@@ -84,7 +86,7 @@ def erase_user(
     reference: str = "",
     legal_basis: str = "",
     certify_pending: bool = False,
-) -> Call[UserErased]:
+) -> Call[JointErased]:
     """Erase a person in every deployment, with one certificate over all.
 
     ``confirm`` are the plan's tokens by deployment id. Asked again with the same ``reference`` it
@@ -98,7 +100,58 @@ def erase_user(
         "certify_pending": certify_pending,
     }
     place = path("workspaces", workspace_id, "user-erasures")
-    return Call("POST", place, UserErased, body=body, timeout_s=LONG_S)
+    return Call("POST", place, JointErased, body=body, timeout_s=LONG_S)
+
+
+def plan_wide_erasure(
+    workspace_id: str, *, kind: str, label: str = "", also: Sequence[str] = ()
+) -> Call[WidePlan]:
+    """Count what an erasure over several deployments would reach; nothing is erased.
+
+    ``kind`` is ``tenants`` (those with the ``label``, ``name=value``), ``workspace``, or
+    ``account``: the one that owns the workspace; ``also`` are API keys of its other workspaces.
+    """
+    place = path("workspaces", workspace_id, "erasures", "plan")
+    body = {"kind": kind, "label": label, "also": list(also)}
+    return Call("POST", place, WidePlan, body=body, repeatable=True, timeout_s=LONG_S)
+
+
+def ask_wide_approval(
+    workspace_id: str, token: str, *, kind: str, label: str = "", also: Sequence[str] = ()
+) -> Call[list[Approval]]:
+    """Ask a second person to agree to a plan, in every workspace that it reaches."""
+    place = path("workspaces", workspace_id, "erasures", "approvals")
+    body = {"kind": kind, "label": label, "also": list(also), "token": token}
+    return Call("POST", place, list[Approval], body=body, timeout_s=LONG_S)
+
+
+def erase_wide(
+    workspace_id: str,
+    *,
+    kind: str,
+    confirm: str,
+    label: str = "",
+    also: Sequence[str] = (),
+    reference: str = "",
+    legal_basis: str = "",
+    certify_pending: bool = False,
+) -> Call[JointErased]:
+    """Erase over several deployments, with one certificate over all.
+
+    ``confirm`` is the plan's token. Asked again with the same ``reference`` it goes on where it was
+    cut short. ``certify_pending``: certify although a deployment failed.
+    """
+    body = {
+        "kind": kind,
+        "label": label,
+        "also": list(also),
+        "confirm": confirm,
+        "reference": reference,
+        "legal_basis": legal_basis,
+        "certify_pending": certify_pending,
+    }
+    place = path("workspaces", workspace_id, "erasures")
+    return Call("POST", place, JointErased, body=body, timeout_s=LONG_S)
 
 
 def list_certificates(

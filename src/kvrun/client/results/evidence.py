@@ -90,7 +90,7 @@ class UserPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Child(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a person's erasure in one deployment."""
+    """What became of an erasure in one deployment."""
 
     deployment: str
     outcome: str
@@ -98,8 +98,26 @@ class Child(msgspec.Struct, frozen=True, kw_only=True):
     problem: str
 
 
-class UserErased(msgspec.Struct, frozen=True, kw_only=True):
-    """A person's erasure; ``id`` is that of the certificate over all deployments.
+class WidePlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What an erasure over several deployments would reach now.
+
+    ``subject`` is what its certificate is about; ``token`` confirms the plan for ten minutes;
+    ``needs_approval``: a second person has to agree.
+    """
+
+    kind: str
+    subject: str
+    tenants: int
+    sessions: int
+    requests: int
+    tiers: list[TierCount]
+    deployments: list[DeploymentPlan]
+    token: str
+    needs_approval: bool
+
+
+class JointErased(msgspec.Struct, frozen=True, kw_only=True):
+    """An erasure over deployments; ``id`` is that of the certificate over all of them.
 
     ``openings`` by certificate id are in this answer and nowhere else.
     """

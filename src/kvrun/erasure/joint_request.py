@@ -1,9 +1,9 @@
-"""The durable request to erase one person in several deployments, until all of it is handed out.
+"""The durable request to erase in several deployments, until all of it is handed out.
 
 It keeps a random seed from which the ids and the salts of all its erasures follow. Asked again
 after a crash it therefore finds what was done instead of doing it twice, and every opening can be
-made again. No person's id is in the file; but who has it can test guesses against the
-certificates, so it is removed once the openings are out.
+made again. No id is in the file; but who has it can test guesses against the certificates, so it
+is removed once the openings are out.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ _MAX_BYTES = 16 << 20
 _SUFFIX = ".request"
 
 
-class UserRequest(msgspec.Struct, frozen=True, kw_only=True):
+class JointRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One request. ``id`` is the parent certificate's, ``seed`` 32 random bytes in hex, ``whose``
-    tells that the same person is asked about again, ``requested_at`` in seconds since 1970.
+    tells that the same is asked about again, ``requested_at`` in seconds since 1970. ``agreed`` is
+    the digest of the plan to which a second person agreed.
 
     ``workspace`` is where it was asked; ``workspaces`` what the configurations of deployments call
     theirs, under the name "" that of the parent's home. ``children`` are the certificates so far;
@@ -48,6 +49,8 @@ class UserRequest(msgspec.Struct, frozen=True, kw_only=True):
     workspaces: dict[str, str] = {}
     children: list[ChildEntry] = []
     certifying: bool = False
+    kind: RequestKind = RequestKind.USER
+    agreed: str = ""
 
     def erasure_id(self, deployment: str, attempt: int) -> str:
         """The id of an erasure in one deployment; ``attempt`` counts them from 0."""
@@ -57,51 +60,52 @@ class UserRequest(msgspec.Struct, frozen=True, kw_only=True):
         """The salt of that certificate's opening."""
         return _derive(self.seed, f"salt {certificate_id}")[:SALT_BYTES]
 
-    def opening(self, user_id: str, certificate_id: str, deployment: str = "") -> bytes:
+    def opening(self, subject: ErasedSubject, certificate_id: str) -> bytes:
         """The opening of the parent, or of a deployment's own certificate."""
-        workspace = self.workspaces.get(deployment, self.workspace)
-        subject = ErasedSubject(
-            kind=RequestKind.USER, id=user_id, workspace=workspace, deployment=deployment
-        )
         return make_opening(subject, self.salt(certificate_id))
 
-    def is_about(self, workspace: str, user_id: str, reference: str) -> bool:
+    def is_about(self, kind: RequestKind, workspace: str, subject: str, reference: str) -> bool:
         """Whether this is the request that is asked again."""
-        if (self.workspace, self.reference) != (workspace, reference):
+        if (self.kind, self.workspace, self.reference) != (kind, workspace, reference):
             return False
-        return hmac.compare_digest(self.whose, _derive(self.seed, f"user {user_id}").hex())
+        return hmac.compare_digest(self.whose, _derive(self.seed, f"{kind} {subject}").hex())
 
-    def with_children(self, deployment: str, children: Iterable[ChildEntry]) -> UserRequest:
+    def with_children(self, deployment: str, children: Iterable[ChildEntry]) -> JointRequest:
         """With these certificates of a deployment in place of those that it had."""
         others = [child for child in self.children if child.deployment != deployment]
         return msgspec.structs.replace(self, children=[*others, *children])
 
 
 def new_request(
+    kind: RequestKind,
     workspace: str,
-    user_id: str,
+    subject: str,
     reference: str,
     *,
     requester: str,
     legal_basis: str,
     now: float,
     random_bytes: Callable[[int], bytes],
-) -> UserRequest:
-    """A request that nobody asked before; ``now`` in seconds since 1970."""
+) -> JointRequest:
+    """A request that nobody asked before, about ``subject``: a user's id, a label, a name.
+
+    ``now`` in seconds since 1970.
+    """
     seed = random_bytes(32).hex()
-    return UserRequest(
+    return JointRequest(
         id=random_bytes(ID_BYTES).hex(),
         seed=seed,
-        whose=_derive(seed, f"user {user_id}").hex(),
+        whose=_derive(seed, f"{kind} {subject}").hex(),
         workspace=workspace,
         requester=requester,
         reference=reference,
         legal_basis=legal_basis,
         requested_at=now,
+        kind=kind,
     )
 
 
-class UserRequestStore:
+class JointRequestStore:
     """The open requests in ``folder`` (0700, made at the first one)."""
 
     def __init__(self, folder: Path) -> None:
@@ -115,7 +119,7 @@ class UserRequestStore:
             held = hold_file(self._folder / "lock", str(os.getpid()))
         except FileTakenError as error:
             raise ErasureError(
-                f"process {error.holder or '?'} erases a user from {self._folder} now",
+                f"process {error.holder or '?'} erases in several deployments from {self._folder}",
                 hint="Wait until it has ended, then ask again.",
             ) from None
         except OSError as error:
@@ -125,17 +129,19 @@ class UserRequestStore:
         finally:
             os.close(held)
 
-    def all(self) -> list[UserRequest]:
+    def all(self) -> list[JointRequest]:
         """Every open request, oldest first. Raises ErasureError for a damaged file."""
         paths = self._folder.glob(f"*{_SUFFIX}") if self._folder.is_dir() else []
         return sorted(map(self._load, paths), key=lambda found: (found.requested_at, found.id))
 
-    def find(self, workspace: str, user_id: str, reference: str) -> UserRequest | None:
-        """The open request about that person with that reference. Raises ErasureError."""
-        found = (item for item in self.all() if item.is_about(workspace, user_id, reference))
-        return next(found, None)
+    def find(
+        self, kind: RequestKind, workspace: str, subject: str, reference: str
+    ) -> JointRequest | None:
+        """The open request about that subject with that reference. Raises ErasureError."""
+        asked = (kind, workspace, subject, reference)
+        return next((item for item in self.all() if item.is_about(*asked)), None)
 
-    def save(self, request: UserRequest) -> None:
+    def save(self, request: JointRequest) -> None:
         """Write it durably in place of what was there. Raises ErasureError."""
         path = self._folder / f"{request.id}{_SUFFIX}"
         temporary = path.with_suffix(".new")
@@ -153,15 +159,15 @@ class UserRequestStore:
                 hint="free some space and ask again",
             ) from error
 
-    def remove(self, request: UserRequest) -> None:
+    def remove(self, request: JointRequest) -> None:
         """Everything of it was handed out, or nothing of it was begun."""
         (self._folder / f"{request.id}{_SUFFIX}").unlink(missing_ok=True)
         sync_folder(self._folder)
 
-    def _load(self, path: Path) -> UserRequest:
+    def _load(self, path: Path) -> JointRequest:
         try:
             with path.open("rb") as file:
-                found = msgspec.json.decode(file.read(_MAX_BYTES), type=UserRequest)
+                found = msgspec.json.decode(file.read(_MAX_BYTES), type=JointRequest)
             if len(bytes.fromhex(found.seed)) != 32 or path.stem != found.id:
                 raise ValueError("its seed or its name is wrong")
         except (OSError, ValueError, msgspec.MsgspecError) as error:
