@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from kvrun.config import parse_config
-from kvrun.instance.parts import open_root
 from kvrun.keys import ClaimClass, FileRoot, MemoryRoot
+from kvrun.keys.opening import open_root
 
 
 def test_the_configured_root_is_opened(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

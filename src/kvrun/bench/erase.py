@@ -66,7 +66,7 @@ def run_erase_bench(
                 began = time.perf_counter()
                 running.erase(ErasureRequest(scope, _REQUESTER))
                 times.append((time.perf_counter() - began) * 1e3)
-            claim = parts.root.facts.claim.value
+            claim = parts.root.claim.value
         say("measuring the disk alone")
         disk = _disk_alone(Path(name) / "disk", max(1, settings.blocks // settings.sessions))
     return Report(

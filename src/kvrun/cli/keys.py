@@ -14,7 +14,10 @@ from kvrun.cli.options import (
     read_config,
     table,
 )
+from kvrun.keys.opening import serve_keys
 from kvrun.launch.key_inventory import KeyEntry, KeyInventory, KeyKind
+from kvrun.process import harden_process
+from kvrun.telemetry.logs import LogFormat, configure_logging
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -115,6 +118,23 @@ def revoke(
         print_json(entry)
     else:
         console().print(f"{entry.kind} key {entry.id}: {entry.state}", markup=False)
+
+
+@app.command()
+def serve(config_file: ConfigFile = DEFAULT_CONFIG) -> None:
+    """Be the deployment's key service: its key folder and root in a process of its own.
+
+    For keys.mode = "service". Daemons of the deployment lease keys through its socket. While it is
+    away they go on until their leases end, then without the cache, and come back by themselves.
+
+    Example: kvrun keys serve --config kvrun.toml
+    """
+    config = read_config(config_file)
+    harden_process()
+    configure_logging(
+        "keys", level=config.instance.log_level, log_format=LogFormat(config.log.format)
+    )
+    serve_keys(config)
 
 
 def _state(entry: KeyEntry) -> str:

@@ -36,8 +36,9 @@ from kvrun.launch.processes import (
     gateway_spec,
     gateway_url,
     instance_spec,
+    keys_spec,
 )
-from kvrun.launch.readiness import AddressInUseError, require_free
+from kvrun.launch.readiness import AddressInUseError, require_free, unix_accepts
 from kvrun.launch.running import RunningState, note_running
 from kvrun.launch.secrets import Launch, prepare_run_folder, remove_files
 from kvrun.launch.supervisor import ChildState, StopRequestedError, Supervisor
@@ -90,6 +91,8 @@ def run_up(config: KvrunConfig, config_file: Path, environment: Mapping[str, str
         launch.write_files(config.layout)
         with _stop_signals(supervisor):
             try:
+                if config.keys.mode == "service" and not unix_accepts(config.key_socket):
+                    supervisor.start(keys_spec(config, config_file, environment))
                 supervisor.start(instance_spec(config, config_file, launch, environment))
                 supervisor.start(engine_spec(config, environment, cpus=prepare.usable_cpus(engine)))
                 supervisor.start(gateway_spec(config, config_file, launch, environment))

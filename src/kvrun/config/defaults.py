@@ -10,6 +10,7 @@ from kvrun.config.layout import DataLayout
 _PATHS = (
     ("instance", "data_dir"),
     ("instance", "socket"),
+    ("keys", "socket"),
     ("instance", "token_file"),
     ("instance", "claim_public_key_file"),
     ("instance", "metrics_socket"),

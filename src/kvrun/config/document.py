@@ -49,6 +49,11 @@ class KvrunConfig(Section):
         return self.instance.socket or self.layout.instance_socket
 
     @property
+    def key_socket(self) -> Path:
+        """The key service's socket, where the keys are in one."""
+        return self.keys.socket or self.layout.key_socket
+
+    @property
     def object_tier(self) -> bool:
         """Whether sealed blocks go to Storage too."""
         url, asked = self.storage.url, self.instance.object_tier
@@ -73,7 +78,7 @@ class KvrunConfig(Section):
 
     @model_validator(mode="after")
     def _sockets_fit(self) -> Self:
-        sockets = [self.instance_socket]
+        sockets = [self.instance_socket, self.key_socket]
         if self.engine.transport == "unix":
             sockets.append(self.layout.engine_socket)
         for path in sockets:

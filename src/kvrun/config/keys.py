@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import field_validator, model_validator
 
@@ -20,6 +20,14 @@ DAY_S = 86_400
 class KeysSection(Section):
     """The key hierarchy's root and limits."""
 
+    mode: Literal["embedded", "service"] = setting(
+        "embedded",
+        "Who has the keys: the daemon itself, or `kvrun keys serve`, which several daemons of the "
+        "deployment can share.",
+    )
+    socket: Path | None = setting(
+        None, "The key service's socket, its token beside it; unset: run/keys.sock in data_dir."
+    )
     root: str = setting(
         "file:root",
         '"file:FOLDER" (relative to data_dir), "memory" (every key is lost at a restart), '

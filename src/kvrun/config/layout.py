@@ -30,6 +30,11 @@ class DataLayout:
         return self.data_dir / "keys"
 
     @property
+    def key_socket(self) -> Path:
+        """The key service's socket."""
+        return self.run / "keys.sock"
+
+    @property
     def signing_keys(self) -> Path:
         """Signing keys: backed up, unlike key slots and root."""
         return self.data_dir / "signing"

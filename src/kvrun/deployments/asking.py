@@ -12,7 +12,7 @@ from kvrun.config import KvrunConfig
 from kvrun.deployments.errors import UnreachableError
 from kvrun.errors import KvrunError
 from kvrun.instance.connection import InstanceUnavailableError
-from kvrun.instance.parts import folder_lock, key_limits, open_parts
+from kvrun.instance.parts import folder_lock, open_parts
 from kvrun.instance.usage import (
     MAX_IDS,
     MAX_ROWS,
@@ -22,6 +22,7 @@ from kvrun.instance.usage import (
     Usage,
     UsageAccess,
 )
+from kvrun.keys.opening import key_limits
 from kvrun.launch.admin import NotRunningError, ask_daemon
 from kvrun.process import harden_process
 

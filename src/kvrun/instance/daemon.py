@@ -30,13 +30,14 @@ from kvrun.instance.launch_secrets import LaunchSecrets
 from kvrun.instance.lease_end import LeaseEnd
 from kvrun.instance.metrics import InstanceMetrics, MetricsSource
 from kvrun.instance.page_release import PageRelease
-from kvrun.instance.parts import folder_lock, key_limits, open_erasures, open_parts
+from kvrun.instance.parts import folder_lock, open_erasures, open_parts
 from kvrun.instance.pinning import PinAccess
 from kvrun.instance.scrubbing import SchedulerScrubber
 from kvrun.instance.sealing import SealingThreads
 from kvrun.instance.server import InstanceServer, ServerSettings
 from kvrun.instance.transfers import Transfers
 from kvrun.instance.usage import UsageAccess
+from kvrun.keys.opening import key_limits
 from kvrun.process import HardenReport, harden_process
 from kvrun.telemetry.endpoint import Probes, serving
 from kvrun.telemetry.tracing import open_tracing
@@ -136,7 +137,7 @@ def _open_instance(
                 Event.DEPLOYMENT_STARTED, f"without a valid evaluation of the model: {reason}"
             )
             parts.journal.commit()  # or nothing starts
-        instance, memory, facts = parts.instance, parts.memory, parts.root.facts
+        instance, memory, facts = parts.instance, parts.memory, parts.root
         threads = SealingThreads(config.instance.sealing_threads, config.instance.sealing_cpus)
         stack.callback(threads.close)
         instance.tracing = open_tracing("kvrun-instance", os.environ)

@@ -14,7 +14,7 @@ import msgspec
 from kvrun.erasure.targets import EngineScrubber
 from kvrun.instance.admin import NotFoundError, UnknownOperationError
 from kvrun.instance.protocol import page_owner
-from kvrun.keys.service import KeyService
+from kvrun.keys.source import SessionKeySource
 
 CANARY_PREFIX = "kvrun-canary-"
 
@@ -30,7 +30,7 @@ class Released(msgspec.Struct, frozen=True):
 class PageRelease:
     """The operation, on one instance's keys and engines."""
 
-    def __init__(self, keys: KeyService, scrubber: EngineScrubber) -> None:
+    def __init__(self, keys: SessionKeySource, scrubber: EngineScrubber) -> None:
         self._keys = keys
         self._scrubber = scrubber
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import socket
 import time
@@ -40,11 +39,8 @@ from kvrun.instance.instance import Instance
 from kvrun.instance.journal import POLICY_REVISION, Journal
 from kvrun.instance.ring_signer import RingSigner
 from kvrun.instance.transfers import Transfers
-from kvrun.keys.filesystem import ClaimClass
-from kvrun.keys.limits import KeyLimits
-from kvrun.keys.open_root import open_root as open_key_root
-from kvrun.keys.root import Root
-from kvrun.keys.service import KeyService
+from kvrun.keys.opening import open_keys
+from kvrun.keys.root import RootFacts
 from kvrun.keys.signing import KeyPurpose, SigningRing
 from kvrun.storage import Patience, open_storage
 
@@ -52,7 +48,6 @@ _DRAIN_TIMEOUT_S = 2.0
 # A read that takes long is a miss anyway; a pack may take a while on a slow line.
 _READING = Patience(request_s=5.0, connect_s=2.0, retries=1, retry_s=5.0)
 _WRITING = Patience(request_s=30.0, connect_s=2.0, retries=0, retry_s=1.0)
-_log = logging.getLogger(__name__)
 
 
 class InstanceBusyError(KvrunError):
@@ -69,7 +64,7 @@ class InstanceParts:
     journal: Journal
     log: AuditLog
     log_id: str
-    root: Root
+    root: RootFacts
     memory: MemoryTier[BlockOwner]
     signing: SigningRing
 
@@ -104,19 +99,9 @@ def open_parts(
     layout = config.layout
     workspace, deployment = config.deployment.workspace, config.deployment.name
     with contextlib.ExitStack() as stack:
-        root = open_root(config)
-        keys = KeyService.open(
-            layout.keys,
-            root,
-            strict_memory=config.deployment.strict,
-            workspace=workspace,
-            deployment=deployment,
-            limits=key_limits(config),
-            now=time.time,
-            lease_s=config.keys.lease_s,
-        )
-        stack.callback(keys.close)
         log_id = f"{workspace}/{deployment}/{socket.gethostname()}"
+        keys = open_keys(config, log_id)
+        stack.callback(keys.close)
         ring = SigningRing(layout.signing_keys, now=time.time)
         log = AuditLog.open(
             layout.audit,
@@ -166,7 +151,7 @@ def open_parts(
             now=time.time,
         )
         stack.callback(instance.stop)
-        yield InstanceParts(instance, journal, log, log_id, root, memory, ring)
+        yield InstanceParts(instance, journal, log, log_id, keys.root_facts, memory, ring)
 
 
 def open_object_tier(config: KvrunConfig) -> ObjectTier:
@@ -187,15 +172,6 @@ def open_object_tier(config: KvrunConfig) -> ObjectTier:
             pack_age_s=config.instance.object_pack_age_s,
             fetch_bytes=max(2**20, memory_bytes // 4),
         ),
-    )
-
-
-def key_limits(config: KvrunConfig) -> KeyLimits:
-    """How many keys there may be and how long they live."""
-    return KeyLimits(
-        idle_timeout_s=config.keys.idle_timeout_s,
-        absolute_timeout_s=config.keys.absolute_timeout_s,
-        max_sessions_per_tenant=config.keys.max_sessions_per_tenant,
     )
 
 
@@ -230,7 +206,7 @@ def open_erasures(
                 scrubber=scrubber,
                 signer=lambda: parts.signing.load_or_create(KeyPurpose.CERTIFICATE),
                 facts=StatementFacts(
-                    claim=parts.root.facts.claim,
+                    claim=parts.root.claim,
                     retention=SnapshotRetention(
                         root=config.erasure.root_snapshot_days or 0,
                         machine=config.erasure.machine_snapshot_days,
@@ -247,6 +223,7 @@ def open_erasures(
         )
         erasures.resume()
         erasures.replay()
+        parts.instance.keys.on_new_service = erasures.replay
         yield erasures
 
 
@@ -254,24 +231,6 @@ def certificates_folder(config: KvrunConfig) -> Path:
     """Where the deployment's certificates are in Storage."""
     deployment = config.deployment
     return config.layout.storage(deployment.workspace, deployment.name) / FOLDER_NAME
-
-
-def open_root(config: KvrunConfig) -> Root:
-    """The key root that the configuration names; a warning where it proves no erasure."""
-    root = open_key_root(
-        config.keys,
-        config.layout.data_dir,
-        strict=config.deployment.strict,
-        snapshot_days=config.erasure.root_snapshot_days,
-    )
-    if root.facts.claim is ClaimClass.LOGICAL:
-        _log.warning(
-            "the %s root can only delete keys, not prove that they are gone: erasures end in a key "
-            "deletion record, not in a certificate (%s)",
-            root.facts.kind,
-            root.facts.reason,
-        )
-    return root
 
 
 @contextlib.contextmanager

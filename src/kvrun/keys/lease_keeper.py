@@ -20,15 +20,16 @@ def boottime() -> float:
 class LeaseKeeper:
     """One holder's lease under an authority.
 
-    ``ask`` proves the right: it returns, or raises KeysError when nobody answers (the lease runs
-    on until its end) and RootRevokedError when the right was taken away (the lease ends now).
+    ``ask`` proves the right: it returns the seconds for which, or None for all of them. It raises
+    KeysError when nobody answers (the lease runs on until its end) and RootRevokedError when the
+    right was taken away (the lease ends now).
     ``ended`` is called once for each lease that ended, with the reason; ``began`` for each new one
     after that, and may refuse with KeysError. They never run at the same time, and in this order.
     """
 
     def __init__(
         self,
-        ask: Callable[[], None],
+        ask: Callable[[], float | None],
         *,
         duration_s: float = MAX_LEASE_S,
         clock: Callable[[], float] = boottime,
@@ -48,8 +49,7 @@ class LeaseKeeper:
         self._told = False
         self._problem = ""
         asked_at = clock()
-        ask()
-        self.lease = Lease(asked_at, duration_s)
+        self.lease = Lease(asked_at, self._granted(ask()))
         self._threads = [
             threading.Thread(target=run, name=f"kvrun-lease-{name}", daemon=True)
             for name, run in (("renew", self._keep_renewing), ("watch", self._keep_watching))
@@ -71,7 +71,7 @@ class LeaseKeeper:
         """Ask once; whether the lease holds afterwards. Callers need not call it."""
         asked_at = self._clock()
         try:
-            self._ask()
+            granted_s = self._granted(self._ask())
         except RootRevokedError as error:
             with self._lock:
                 self._problem = error.message
@@ -86,9 +86,9 @@ class LeaseKeeper:
         self.watch()  # an end that nobody was told of yet comes before any new beginning
         with self._lock:
             self._problem = ""
-            if self.lease.renew(asked_at, self._clock(), self._duration_s):
+            if self.lease.renew(asked_at, self._clock(), granted_s):
                 return True
-        return self._begin_again(asked_at)
+        return self._begin_again(asked_at, granted_s)
 
     def watch(self) -> None:
         """Say so when the lease ended since the last look."""
@@ -101,10 +101,21 @@ class LeaseKeeper:
             _log.warning("the lease on keys ended: %s", reason)
             self._ended(reason)
 
-    def _begin_again(self, asked_at: float) -> bool:
+    def end(self, reason: str) -> None:
+        """The right was taken away: the lease ends now."""
+        with self._telling:  # also the one that begins just now
+            with self._lock:
+                self._problem = reason
+                self.lease.end()
+            self.watch()
+
+    def _granted(self, seconds: float | None) -> float:
+        return self._duration_s if seconds is None else min(seconds, self._duration_s)
+
+    def _begin_again(self, asked_at: float, granted_s: float) -> bool:
         with self._telling:
             self.watch()
-            fresh = Lease(asked_at, self._duration_s)
+            fresh = Lease(asked_at, granted_s)
             try:
                 self._began(fresh)
             except KeysError as error:

@@ -12,7 +12,9 @@ from kvrun.launch.supervisor import TOKEN_FD_VARIABLE, ChildSpec
 
 INSTANCE, ENGINE, GATEWAY, COLLECTOR = "instance", "engine", "gateway", "collector"
 CONTROL = "control"
+KEYS = "keys"
 _AGAIN_S = 60.0
+_KEYS_AGAIN_S = 1.0
 
 
 def instance_command(config_file: Path) -> list[str]:
@@ -37,6 +39,20 @@ def instance_spec(
         ready=lambda: unix_accepts(socket),
         sockets=(socket,),
         secret=launch.for_instance(),
+    )
+
+
+def keys_spec(config: KvrunConfig, config_file: Path, environment: Mapping[str, str]) -> ChildSpec:
+    """The key service: while it is away the others go on, and it is started again."""
+    socket = config.key_socket
+    command = ("-m", "kvrun", "keys", "serve", "--config", str(config_file))
+    return ChildSpec(
+        name=KEYS,
+        command=(sys.executable, *command),
+        environment=_own_environment(config, environment, root_secret=True),
+        ready=lambda: unix_accepts(socket),
+        sockets=(socket,),
+        restart_after_s=_KEYS_AGAIN_S,
     )
 
 

@@ -1,0 +1,363 @@
+"""The key service as a process of its own: one key folder and root for a deployment's daemons.
+
+It lends keys under leases, has everybody let go of what is destroyed, and waits for that. What a
+daemon may do is what a daemon with the keys in its own process can do.
+"""
+
+import contextlib
+import hmac
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from pathlib import Path
+
+from kvrun.keys.destruction import DestroyedKey
+from kvrun.keys.errors import KeysError, KeyUnavailableError
+from kvrun.keys.key_holders import Holder, KeyHolders
+from kvrun.keys.lease import MAX_LEASE_S
+from kvrun.keys.lease_keeper import boottime
+from kvrun.keys.lending import KeyLender
+from kvrun.keys.locked import SecretArena
+from kvrun.keys.service import KeyService
+from kvrun.keys.stream import PeerProcess, Stream, StreamClosedError, listen
+from kvrun.keys.wire import (
+    LENT_BYTES,
+    MAX_REQUEST_BYTES,
+    NONCE_BYTES,
+    VERSION,
+    Absent,
+    Acquire,
+    Bye,
+    Challenge,
+    Destroy,
+    Done,
+    End,
+    Ended,
+    EpochLives,
+    Expire,
+    Facts,
+    Gone,
+    Hello,
+    LeaseOver,
+    Lent,
+    ListSessions,
+    Living,
+    Message,
+    Named,
+    Names,
+    Opened,
+    Opens,
+    Renew,
+    Renewed,
+    Request,
+    Rotate,
+    Select,
+    Selected,
+    SessionPage,
+    Welcome,
+    WireError,
+    decode_request,
+    failure,
+    hello_proof,
+    welcome_proof,
+)
+
+_HANDSHAKE_S = 5.0
+_MAX_CONNECTIONS = 64
+_THREADS = 16
+_PAGE = 1000
+_log = logging.getLogger(__name__)
+
+
+class KeyServer:
+    """Serves one key service. ``strangers_s``: how long daemons that were lent keys before this
+    process began may still use them, which an erasure waits for; ``uid``: the only one that may
+    connect, by default this process's own.
+    """
+
+    def __init__(
+        self,
+        service: KeyService,
+        workspace: str,
+        deployment: str,
+        token: bytes,
+        *,
+        lease_s: float = MAX_LEASE_S,
+        strangers_s: float = MAX_LEASE_S,
+        uid: int | None = None,
+        strict_memory: bool = False,
+        now: Callable[[], float] = time.time,
+        clock: Callable[[], float] = boottime,
+        random_bytes: Callable[[int], bytes] = os.urandom,
+    ) -> None:
+        self._service = service
+        self._names = (workspace, deployment)
+        self._token = token
+        self._lease_s = min(lease_s, MAX_LEASE_S)
+        self._uid = os.geteuid() if uid is None else uid
+        self._now = now
+        self._clock = clock
+        self._random_bytes = random_bytes
+        self._id = random_bytes(16)
+        # Where there is no session there is nobody who could have been lent anything.
+        strangers_until = clock() + strangers_s if service.session_count else 0.0
+        self._holders = KeyHolders(strangers_until=strangers_until, clock=clock)
+        self._lender = KeyLender(service)
+        self._arena = SecretArena(LENT_BYTES, strict=strict_memory)
+        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="kvrun-keys")
+        self._lock = threading.Lock()
+        self._connections: set[_Connection] = set()
+        self._untold: list[DestroyedKey] = []
+        self._listener: socket.socket | None = None
+        self._closed = False
+        service.on_lease_end = self._lease_ended
+
+    def serve(self, path: Path) -> None:
+        """Take connections at a socket until ``close``."""
+        self._listener = listener = listen(path, _MAX_CONNECTIONS)
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            threading.Thread(
+                target=self._take, args=(connection,), name="kvrun-keys-peer", daemon=True
+            ).start()
+
+    def expire(self) -> None:
+        """Destroy what is idle or too old; whichever daemon asks next puts it on record."""
+        self._note(self._service.destroy_expired(), None)
+
+    def close(self) -> None:
+        """Stop; daemons go on until their leases end."""
+        with self._lock:
+            self._closed = True
+            connections = list(self._connections)
+        if self._listener is not None:
+            with contextlib.suppress(OSError):
+                # A close alone leaves a waiting accept, which would take one more daemon.
+                self._listener.shutdown(socket.SHUT_RDWR)
+            self._listener.close()
+        for connection in connections:
+            connection.stream.close()
+        self._pool.shutdown(cancel_futures=True)
+        self._arena.close()
+
+    def _take(self, raw: socket.socket) -> None:
+        process = PeerProcess(raw)
+        stream = Stream(raw, at_most=MAX_REQUEST_BYTES)
+        try:
+            if process.uid != self._uid:
+                _log.warning("a process of user %d is refused", process.uid)
+                return
+            with self._lock:
+                if len(self._connections) >= _MAX_CONNECTIONS:
+                    _log.warning("more than %d connections", _MAX_CONNECTIONS)
+                    return
+            stream.within(_HANDSHAKE_S)
+            connection = self._greet(stream, process)
+            stream.within(None)
+            self._listen_to(connection)
+        except WireError as error:
+            _log.warning("a connection of process %d ends: %s", process.pid, error.message)
+        finally:
+            stream.release()
+
+    def _greet(self, stream: Stream, process: PeerProcess) -> "_Connection":
+        """Who it is. Raises WireError for somebody who does not show the token."""
+        challenge = Challenge(VERSION, self._random_bytes(NONCE_BYTES), self._id)
+        stream.send(challenge)
+        hello = decode_request(stream.receive())
+        if not isinstance(hello, Hello) or hello.version != VERSION:
+            raise WireError("it does not begin with a hello of this version")
+        proof = hello_proof(self._token, challenge, hello)
+        if not hmac.compare_digest(proof, hello.proof) or len(hello.nonce) != NONCE_BYTES:
+            raise WireError("it does not show this deployment's token")
+        if (hello.workspace, hello.deployment) != self._names:
+            raise WireError("it is a daemon of another deployment")
+        connection = _Connection(stream, process, hello.name[:200])
+        # Registered before it is looked at what lives, so that no destruction falls in between.
+        self._holders.prolong(connection.holder, self._clock() + self._lease_s)
+        self._holders.lent(connection.holder, hello.holds)
+        gone = self._lender.adopt(hello.holds)
+        stream.send(Welcome(welcome_proof(self._token, challenge, hello), gone))
+        _log.info("%s is connected", connection.holder.name)
+        return connection
+
+    def _listen_to(self, connection: "_Connection") -> None:
+        with self._lock:
+            if self._closed:
+                return
+            self._connections.add(connection)
+        try:
+            while True:
+                request = decode_request(connection.stream.receive())
+                if isinstance(request, Ended):
+                    self._holders.confirmed(connection.holder, request.number)
+                elif isinstance(request, Bye):
+                    self._holders.clear(connection.holder)
+                    return
+                elif isinstance(request, Hello):
+                    raise WireError("a second hello")
+                else:
+                    with contextlib.suppress(RuntimeError):  # it is being closed
+                        self._pool.submit(self._answer, connection, request)
+        except StreamClosedError:
+            _log.info("%s is gone", connection.holder.name)
+        finally:
+            with self._lock:
+                self._connections.discard(connection)
+
+    def _answer(self, connection: "_Connection", request: Request) -> None:
+        call = getattr(request, "call", 0)
+        try:
+            try:
+                if isinstance(request, Acquire):
+                    self._lend(connection, request)
+                elif isinstance(request, ListSessions):
+                    self._list(connection, call)
+                elif isinstance(request, Renew):
+                    self._renew(connection, request)
+                else:
+                    connection.stream.send(self._done(connection, request))
+            except StreamClosedError:
+                raise
+            except KeysError as error:
+                connection.stream.send(failure(call, error))
+            except Exception:
+                _log.exception("a request of %s failed", connection.holder.name)
+                failed = KeyUnavailableError("the key service failed; its log says why")
+                connection.stream.send(failure(call, failed))
+        except StreamClosedError:
+            _log.info("%s did not get its answer", connection.holder.name)
+
+    def _lend(self, connection: "_Connection", request: Acquire) -> None:
+        secret = self._arena.take()
+        try:
+            # An end of these keys is told after they were sent, never before.
+            with connection.lending:
+                lent = self._lender.lend(
+                    request.tenant,
+                    request.session,
+                    secret.view,
+                    create=request.create,
+                    note=lambda key_id: self._holders.lent(connection.holder, [key_id]),
+                )
+                if lent is None:
+                    connection.stream.send(Absent(request.call))
+                else:
+                    connection.stream.send(
+                        Lent(
+                            request.call,
+                            lent.key_id,
+                            lent.generation,
+                            lent.created_at,
+                            lent.used_at,
+                            lent.tenant_ref,
+                        ),
+                        secret.view,
+                    )
+        finally:
+            secret.wipe()
+        self._note(self._service.destroyed_by_use(), None)
+
+    def _list(self, connection: "_Connection", call: int) -> None:
+        sessions = self._service.sessions()
+        while rows := list(islice(sessions, _PAGE)):
+            connection.stream.send(SessionPage(call, rows, False))
+        connection.stream.send(SessionPage(call, [], True))
+
+    def _done(self, connection: "_Connection", request: Request) -> Message:
+        service, selection = self._service, self._service.selection
+        match request:
+            case Select(call, tenants, session):
+                found = selection.select(tenants, session)
+                return Selected(call, list(found.keys), list(found.canaries), found.epoch)
+            case Named(call, refs):
+                return Names(call, sorted(selection.ids_of(refs)))
+            case Living(call, key_ids):
+                return Names(call, selection.living(key_ids))
+            case Destroy(call, key_ids):
+                return self._destroyed(connection, call, key_ids)
+            case Expire(call, only_told):
+                if not only_told:
+                    self._note(service.destroy_expired(), connection.holder)
+                with self._lock:
+                    told, self._untold = self._untold, []
+                return Gone(call, told)
+            case Opens(call, canaries):
+                return Opened(call, selection.opens(canaries))
+            case EpochLives(call, epoch):
+                return Done(call, selection.epoch_lives(epoch))
+            case Rotate(call, what):
+                if what == "root":
+                    service.rotate_root()
+                else:
+                    service.rotate_epoch()
+                return Done(call, True)
+        raise WireError(f"a {type(request).__name__} is no request")
+
+    def _renew(self, connection: "_Connection", request: Renew) -> None:
+        """A lease never outlasts ours at the root."""
+        service = self._service
+        self._lender.used(request.used, self._now())
+        with connection.lending:  # and none is granted after its end was told
+            granted = min(self._lease_s, service.lease_left_s)
+            if granted <= 0:
+                raise KeyUnavailableError(service.lease_text)
+            self._holders.prolong(connection.holder, self._clock() + granted)
+            facts = Facts(
+                service.root_facts, service.epoch, service.session_count, service.protection
+            )
+            connection.stream.send(Renewed(request.call, granted, facts))
+
+    def _destroyed(self, connection: "_Connection", call: int, key_ids: list[str]) -> Gone:
+        keys = self._service.destroy_keys(key_ids)
+        # Also what an earlier try destroyed, whose end nobody may have confirmed.
+        gone = {bytes.fromhex(key_id) for key_id in (*key_ids, *(key.key_id for key in keys))}
+        self._lender.forget(gone)
+        asked = self._holders.end(gone, but=connection.holder)
+        return Gone(call, keys, self._holders.wait(asked))
+
+    def _note(self, keys: Iterable[DestroyedKey], but: Holder | None) -> None:
+        """Have everybody let go of keys that were too old, and tell it to whoever asks next."""
+        found = list(keys)
+        if found:
+            gone = [bytes.fromhex(key.key_id) for key in found]
+            self._lender.forget(gone)
+            self._holders.end(gone, but=but)
+            with self._lock:
+                self._untold += found
+
+    def _lease_ended(self, reason: str) -> None:
+        """The root does not confirm the keys any more: neither may the daemons use them."""
+        with self._lock:
+            connections = list(self._connections)
+        for connection in connections:
+            try:
+                with connection.lending:
+                    connection.stream.send(LeaseOver(reason))
+            except StreamClosedError:
+                _log.info("%s will see its lease end", connection.holder.name)
+
+
+class _Connection:
+    """A daemon."""
+
+    def __init__(self, stream: Stream, process: PeerProcess, name: str) -> None:
+        self.stream = stream
+        self.lending = threading.Lock()
+        self.holder = Holder(f"{name} (process {process.pid})", self._tell, lambda: process.ended)
+
+    def _tell(self, number: int, key_ids: list[bytes]) -> bool:
+        with self.lending:
+            try:
+                self.stream.send(End(number, key_ids))
+            except StreamClosedError:
+                return False
+            return True
