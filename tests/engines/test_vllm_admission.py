@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 
-from kvrun.engines.vllm.admission import Admissions, State
+from kvrun.engines.admission import Admissions, State
 from kvrun.instance.connection import Connection, Reconnector
 from kvrun.instance.protocol import AnyMessage, Finished, Match, Matched, Message, Verdict, Welcome
 

@@ -9,9 +9,9 @@ from typing import cast
 
 import pytest
 
-from kvrun.engines.vllm.channel import WorkerChannel
+from kvrun.engines.channel import WorkerChannel
+from kvrun.engines.transfer import Transfers
 from kvrun.engines.vllm.pages import PageCopier, PageCopy, PageLayoutError
-from kvrun.engines.vllm.transfer import Transfers
 from kvrun.instance.connection import Connection, Reconnector
 from kvrun.instance.protocol import (
     AnyMessage,

@@ -1,11 +1,11 @@
 """``kvrun bench ttft``: what the governed cache costs and saves until the first token.
 
-Three stacks of one model stay up together and are asked one after the other: vLLM alone, vLLM with
-the governed cache behind the gateway, and the same with a daemon that copies instead of sealing.
-All engines get the same threads and are compiled, as they would be in use. A round sends each stack
-the same fresh prompt; with vLLM's own prefix cache off, sending it again is a reload from the
-memory tier. Every request is sent to a machine at rest: an engine's threads spin on for a while
-after their last token, at the cost of whoever comes next.
+Three stacks of one model stay up together and are asked one after the other: the engine alone,
+with the governed cache behind the gateway, and the same with a daemon that copies instead of
+sealing. All engines get the same threads; vLLM is compiled, as it would be in use. A round sends
+each stack the same fresh prompt; with vLLM's own prefix cache off (llama.cpp keeps none), sending
+it again is a reload from the memory tier. Every request is sent to a machine at rest: an engine's
+threads spin on for a while after their last token, at the cost of whoever comes next.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ _RELOAD_GOAL = Goal(0.1, at_most=True)
 _SEALING_GOAL = Goal(1.05, at_most=True)
 _DAEMON_OWN_BYTES = 200 * 10**6
 _VOCABULARY = range(300, 1000)
+_LABELS = {"vllm": "vLLM", "llama.cpp": "llama.cpp"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,7 @@ class TtftSettings:
 
     tokens: tuple[int, ...] = DEFAULT_TOKENS
     model: str = "tiny"
+    engine: str = "vllm"
     dtype: str = "bfloat16"
     rounds: int | None = None
     seed: int = 0
@@ -84,7 +86,7 @@ def run_ttft_bench(
             for number in range(rounds):
                 progress(f"{tokens} tokens, round {number + 1} of {rounds}")
                 _round(times, plain, governed, unsealed, tokens, rng)
-            rows += _rows(tokens, times, rng)
+            rows += _rows(tokens, times, rng, _LABELS[settings.engine])
         rows.append(_memory_row(governed))
     return Report(
         bench="ttft", machine=describe_machine(), commit=describe_commit(), rows=tuple(rows)
@@ -97,6 +99,7 @@ def _running(
 ) -> Iterator[Stack]:
     options = StackOptions(
         model=settings.model,
+        engine=settings.engine,
         context_window=CONTEXT_WINDOW,
         memory_bytes=1 << 30,
         disk_bytes=1 << 30,
@@ -104,7 +107,7 @@ def _running(
         instance_module="kvrun.bench.unsealed_instance" if kind == "unsealed" else "kvrun",
         dtype=settings.dtype,
         enforce_eager=False,
-        engine_arguments=("--no-enable-prefix-caching",),
+        engine_arguments=("--no-enable-prefix-caching",) if settings.engine == "vllm" else (),
         max_num_seqs=2,
         block_tokens=_BLOCK_TOKENS,
     )
@@ -147,20 +150,30 @@ def _ask(stack: Stack, prompt: list[int], *, sealed: bool = False, reused: bool 
     if reused and answer.cached_tokens < len(prompt) - 256:
         raise RuntimeError(f"{answer.cached_tokens} of {len(prompt)} tokens were reused")
     if sealed:
-        wanted = len(prompt) // _BLOCK_TOKENS
-        deadline = time.monotonic() + _SEALED_TIMEOUT_S
-        while stack.reuse(answer.request_id).sealed_blocks < wanted:
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"fewer than {wanted} blocks were sealed")
-            time.sleep(0.05)
+        _wait_sealed(stack, answer.request_id, len(prompt) // _BLOCK_TOKENS)
     return answer.ttft_s
+
+
+def _wait_sealed(stack: Stack, request_id: str, wanted: int) -> None:
+    """Wait for so many blocks; of a state of llama.cpp's, until no more of them come."""
+    deadline = time.monotonic() + _SEALED_TIMEOUT_S
+    before = -1
+    while True:
+        sealed = stack.reuse(request_id).sealed_blocks
+        counted = stack.options.engine == "vllm"
+        if sealed >= wanted if counted else sealed == before > 0:
+            return
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"{sealed} blocks were sealed, {wanted} were expected")
+        before = sealed
+        time.sleep(0.05 if counted else 0.5)
 
 
 def _prompt(rng: random.Random, tokens: int) -> list[int]:
     return [rng.choice(_VOCABULARY) for _ in range(tokens)]
 
 
-def _rows(tokens: int, times: _Times, rng: random.Random) -> list[Row]:
+def _rows(tokens: int, times: _Times, rng: random.Random, engine: str) -> list[Row]:
     size = f"{tokens // 1000}k"
 
     def row(metric: str, one: list[float], other: list[float], against: str, goal: Goal) -> Row:
@@ -175,16 +188,16 @@ def _rows(tokens: int, times: _Times, rng: random.Random) -> list[Row]:
 
     noise = compare_pairs(list(zip(times.plain, times.plain_again, strict=True)), rng=rng)
     same = ratio_row(
-        f"cold TTFT, A/A, {size} tokens", noise, unit="ratio", against="plain vLLM and itself",
+        f"cold TTFT, A/A, {size} tokens", noise, unit="ratio", against=f"plain {engine} and itself",
         goal=_COLD_GOAL,
     )  # fmt: skip
     added = [governed - plain for governed, plain in zip(times.governed, times.plain, strict=True)]
     return [
-        _median_row(f"cold TTFT, plain vLLM, {size} tokens", times.plain),
+        _median_row(f"cold TTFT, plain {engine}, {size} tokens", times.plain),
         _median_row(f"added to cold TTFT, governed, {size} tokens", added),
         _median_row(f"reload TTFT, {size} tokens", times.reload),
         Row(metric=same.metric, value=same.value, unit="ratio", against=same.against),
-        row("cold TTFT, governed", times.governed, times.plain, "plain vLLM", _COLD_GOAL),
+        row("cold TTFT, governed", times.governed, times.plain, f"plain {engine}", _COLD_GOAL),
         row("reload TTFT, memory tier", times.reload, times.governed, "cold", _RELOAD_GOAL),
         row(
             "reload TTFT, sealed",

@@ -10,6 +10,7 @@ from rich.progress import Progress
 from kvrun.bench.paired import MIN_PAIRS
 from kvrun.bench.report import Report, print_report
 from kvrun.bench.seal import SealBenchSettings, run_seal_bench
+from kvrun.deployments.spec import ENGINES
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -45,8 +46,10 @@ def ttft(
         typer.Option(min=1000, max=31_000, help="Prompt length; repeatable. Usual: 4k, 16k, 30k."),
     ] = None,
     model: Annotated[
-        str, typer.Option(help='Folder, "demo" or "tiny"; all stacks serve it.')
-    ] = "tiny",
+        str | None,
+        typer.Option(help='Folder, "demo" or "tiny"; all stacks serve it. Usual: the smallest.'),
+    ] = None,
+    engine: Annotated[str, typer.Option(help="vllm or llama.cpp.")] = "vllm",
     dtype: Annotated[
         str, typer.Option(help="Number format; CPUs without bfloat16 compute it slowly.")
     ] = "bfloat16",
@@ -55,7 +58,7 @@ def ttft(
         typer.Option(min=7, max=1000, help="Rounds a length; unset: 15 below 8k tokens, else 7."),
     ] = None,
 ) -> None:
-    """Time to first token with the governed cache against plain vLLM, and reload against cold.
+    """Time to first token with the governed cache against the plain engine; reload against cold.
 
     Starts three engines; on two cores it takes 12 GiB of memory, 10 minutes at 4,000 tokens and 15
     at 16,000. Leave the machine alone meanwhile.
@@ -64,10 +67,13 @@ def ttft(
     """
     from kvrun.bench.ttft import DEFAULT_TOKENS, TtftSettings, run_ttft_bench
 
+    if engine not in ENGINES:
+        raise typer.BadParameter(f"{engine!r} is not known; allowed: {', '.join(ENGINES)}")
+    model = model or ("tiny" if engine == "vllm" else "demo")
     status = Console(stderr=True).status("starting")
     with status:
         report = run_ttft_bench(
-            TtftSettings(tuple(tokens or DEFAULT_TOKENS), model=model, dtype=dtype, rounds=rounds),
+            TtftSettings(tuple(tokens or DEFAULT_TOKENS), model, engine, dtype, rounds),
             status.update,
         )
     finish(report, as_json)

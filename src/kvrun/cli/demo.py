@@ -14,6 +14,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from kvrun.cli.options import AsJson, console, print_json, table
 from kvrun.demo.story import Row, StepResult, Story
+from kvrun.deployments.spec import ENGINES
 from kvrun.launch.stack import Stack, StackOptions
 from kvrun.launch.supervisor import ChildState
 from kvrun.models.folders import cache_folder
@@ -23,6 +24,7 @@ def demo(
     model: Annotated[
         str, typer.Option(help='Folder, Hugging Face id, "demo" (Gemma 3 270M) or "tiny".')
     ] = "demo",
+    engine: Annotated[str, typer.Option(help="vllm or llama.cpp.")] = "vllm",
     folder: Annotated[
         Path | None, typer.Option(help="Where the demo keeps its data; emptied first.")
     ] = None,
@@ -35,8 +37,10 @@ def demo(
     exit status is 0 only if every step held, checked on the generated text and on the counters of
     engine and daemon.
 
-    Example: kvrun demo --keep
+    Example: kvrun demo --engine llama.cpp
     """
+    if engine not in ENGINES:
+        raise typer.BadParameter(f"{engine!r} is not known; allowed: {', '.join(ENGINES)}")
     out = console(stderr=as_json)
     stack: Stack | None = None
     results: list[StepResult] = []
@@ -54,7 +58,8 @@ def demo(
             def child(name: str, state: ChildState) -> None:
                 progress.update(task, description=f"{name}: {state.value}")
 
-            stack = Stack(folder or cache_folder() / "demo", StackOptions(model=model), say, child)
+            options = StackOptions(model=model, engine=engine)
+            stack = Stack(folder or cache_folder() / "demo", options, say, child)
             _stop_on_signals(stack)
             playing = stack
             playing.start()

@@ -89,7 +89,7 @@ def run_checks(config_file: Path) -> list[Check]:
         lambda: check_memory(memory),
         lambda: check_filesystem(config.instance.data_dir),
         lambda: check_root(config),
-        check_engine,
+        lambda: check_engine(config),
         lambda: check_port(config.gateway.host, config.gateway.port),
         lambda: check_witness(config),
     )

@@ -20,6 +20,7 @@ from kvrun.cli import (
     demo,
     deployments,
     doctor,
+    engine,
     erase,
     erase_user,
     erase_wide,
@@ -101,6 +102,7 @@ app.add_typer(cache.app, name="cache")
 app.add_typer(certificate.app, name="certificate")
 app.add_typer(control_plane.app, name="control")
 app.add_typer(deployments.app, name="deployments")
+app.add_typer(engine.app, name="engine")
 erase.app.command("user")(erase_user.user)
 erase.app.command("workspace")(erase_wide.workspace)
 erase.app.command("account")(erase_wide.account)

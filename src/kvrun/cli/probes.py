@@ -11,9 +11,11 @@ from pathlib import Path
 
 import msgspec
 
+from kvrun.config import KvrunConfig
 from kvrun.config.values import size_text
-from kvrun.engines.vllm.installed import EngineMissingError, require_engine
+from kvrun.engines.vllm.installed import EngineMissingError
 from kvrun.keys.filesystem import ClaimClass, filesystem_facts
+from kvrun.launch.engines import require_engine_of
 from kvrun.launch.readiness import AddressInUseError, require_free
 
 MIN_PYTHON = (3, 11)
@@ -130,10 +132,10 @@ def check_filesystem(data_dir: Path) -> Check:
     return Check("filesystem", Level.OK, found)
 
 
-def check_engine() -> Check:
-    """The installed engine and its version."""
+def check_engine(config: KvrunConfig) -> Check:
+    """The engine that the configuration names, and its version."""
     try:
-        engine = require_engine()
+        engine = require_engine_of(config)
     except EngineMissingError as error:
         return Check("engine", Level.FAIL, error.message, error.hint or "")
     kind = "CPU" if engine.cpu else "GPU"

@@ -23,6 +23,7 @@ _PATHS = (
     ("gateway", "instance_socket"),
     ("gateway", "claim_key_file"),
     ("gateway", "state_dir"),
+    ("engine", "llama_server"),
     ("audit", "metrics_key_file"),
     ("audit", "collector_metrics_socket"),
     ("alerts", "webhook_secret_file"),
@@ -48,7 +49,7 @@ def complete(document: dict[str, Any], folder: Path) -> None:
     """
     instance = document.setdefault("instance", {})
     gateway = document.setdefault("gateway", {})
-    engine = document.get("engine", {})
+    engine = document.setdefault("engine", {})
     keys = document.setdefault("keys", {})
     witness = document.setdefault("witness", {})
     audit = document.setdefault("audit", {})

@@ -1,5 +1,6 @@
 """``[engine]``: the engine process that kvrun starts beside the daemon."""
 
+from pathlib import Path
 from typing import Literal
 
 from kvrun.config.values import ByteSize, Section, setting
@@ -8,7 +9,10 @@ from kvrun.config.values import ByteSize, Section, setting
 class EngineSection(Section):
     """The embedded engine and the knobs of its own that kvrun passes on."""
 
-    kind: Literal["vllm"] = setting("vllm", "Engine to start.")
+    kind: Literal["vllm", "llama.cpp"] = setting("vllm", "Engine to start.")
+    llama_server: Path | None = setting(
+        None, "A stock llama-server to run as llama.cpp; unset: the package xllamacpp."
+    )
     transport: Literal["unix", "tcp"] = setting(
         "unix", "How the gateway reaches the engine: a Unix socket in data_dir, or loopback TCP."
     )

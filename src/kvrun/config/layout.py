@@ -104,6 +104,11 @@ class DataLayout:
         return self.run / "engine.sock"
 
     @property
+    def llama_socket(self) -> Path:
+        """Socket of llama.cpp's own server, behind the slot server."""
+        return self.run / "llama.sock"
+
+    @property
     def admin_token(self) -> Path:
         """Admin launch token of this launch, read by the command line."""
         return self.run / "admin.token"

@@ -19,7 +19,7 @@ from kvrun.errors import KvrunError
 
 router = page_router()
 _PLACE = "/workspaces/{workspace_id}/deployments/{deployment_id}"
-_LABELS = {"vllm": "vLLM"}
+_LABELS = {"vllm": "vLLM", "llama.cpp": "llama.cpp"}
 _DONE = {
     "start": "started",
     "stop": "stopped",

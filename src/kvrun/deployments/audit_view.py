@@ -34,7 +34,7 @@ MAX_RECORDS = 500
 _TIMEOUT_S = 5.0
 _NAME = re.compile(r"[A-Za-z0-9@._-]{1,100}")
 _SEGMENT = re.compile(r"segment-(\d{16})\.jsonl")
-COLLECTABLE_ENGINES = frozenset({"vllm"})
+COLLECTABLE_ENGINES = frozenset({"vllm", "llama.cpp"})
 
 
 @dataclass(frozen=True, slots=True)

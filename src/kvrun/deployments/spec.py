@@ -11,7 +11,7 @@ from kvrun.config import ConfigError, KvrunConfig, parse_config
 from kvrun.deployments.errors import SpecError
 from kvrun.deployments.model import DeploymentSpec
 
-ENGINES = ("vllm",)
+ENGINES = ("vllm", "llama.cpp")
 FREE_SETTINGS = frozenset(
     {
         "audit.collect_every_s",

@@ -40,8 +40,9 @@ def complete(
     max_tokens: int,
     headers: Mapping[str, str] | None = None,
     fields: Mapping[str, object] | None = None,
+    session: str | None = None,
 ) -> Completion:
-    """Stream one completion of exactly ``max_tokens`` tokens for a tenant.
+    """Stream one completion of exactly ``max_tokens`` tokens for a tenant's session.
 
     ``url`` is ``http://host:port`` or ``unix:/path``; ``prompt`` is text or token ids. An empty
     ``key`` or ``tenant`` is not sent. ``headers`` and ``fields`` of the body are sent besides.
@@ -66,6 +67,8 @@ def complete(
         sent["Authorization"] = f"Bearer {key}"
     if tenant:
         sent["X-KV-Tenant"] = tenant
+    if session is not None:
+        sent["X-KV-Session"] = session
     connection = connect(url, _TIMEOUT_S)
     try:
         began = time.monotonic()

@@ -1,7 +1,8 @@
 """Read the request counters of engine and gateway on this machine.
 
-The engine's are vLLM's own metrics; the gateway's need an API key of the scope ``metrics`` where it
-asks for keys. A side that does not answer is left out: counting never holds a collection up.
+The engine's are vLLM's own metrics, or those of llama.cpp's slot server; the gateway's need an API
+key of the scope ``metrics`` where it asks for keys. A side that does not answer is left out:
+counting never holds a collection up.
 """
 
 import http.client
@@ -17,6 +18,12 @@ from kvrun.launch.readiness import connect
 
 _TIMEOUT_S = 5.0
 _MAX_BYTES = 8 * 2**20
+_FINISHED = ("vllm:request_success_total", "kvrun_engine_requests_finished_total")
+_UNDER_WAY = (
+    "vllm:num_requests_running",
+    "vllm:num_requests_waiting",
+    "kvrun_engine_requests_running",
+)
 
 
 def read_sample(config: KvrunConfig) -> Sample:
@@ -38,11 +45,10 @@ def read_gateway_metrics(config: KvrunConfig) -> list[MetricSample] | None:
 
 
 def engine_counts(metrics: Iterable[MetricSample]) -> Counts | None:
-    """vLLM's counters, aborted requests included; None where they are not there."""
+    """An engine's counters, vLLM's aborted requests included; None where they are not there."""
     found = list(metrics)
-    finished = [item.value for item in found if item.name == "vllm:request_success_total"]
-    waiting = ("vllm:num_requests_running", "vllm:num_requests_waiting")
-    under_way = [item.value for item in found if item.name in waiting]
+    finished = [item.value for item in found if item.name in _FINISHED]
+    under_way = [item.value for item in found if item.name in _UNDER_WAY]
     if not finished or not under_way:
         return None
     return Counts(finished=int(sum(finished)), in_flight=int(sum(under_way)))

@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from kvrun.config import ConfigError, KvrunConfig
-from kvrun.engines.vllm.installed import InstalledEngine, require_engine
-from kvrun.engines.vllm.launch import check_arguments, check_variables
+from kvrun.engines.vllm.installed import InstalledEngine
 from kvrun.finetune.gate import check_served, keys_of
+from kvrun.launch.engines import check_engine_options, require_engine_of
 from kvrun.launch.readiness import require_free
 from kvrun.launch.trust import own_keys
 from kvrun.models.catalogue import context_window, kv_bytes_per_token, model_maximum
+from kvrun.models.gguf import gguf_maximum, resolve_gguf
 from kvrun.models.resolve import facts_folder, resolve_model
 
 MIN_KV_BYTES = 256 * 2**20
@@ -24,10 +25,8 @@ def check(config: KvrunConfig, environment: Mapping[str, str]) -> InstalledEngin
 
     Raises KvrunError: governed engine options, no engine, an address in use.
     """
-    check_arguments(config.engine.extra_args)
-    check_variables(config.engine.env, "engine.env")
-    check_variables(environment, "the environment")
-    engine = require_engine()
+    check_engine_options(config, environment)
+    engine = require_engine_of(config)
     if config.gateway.port == 0:
         raise ConfigError(
             "gateway.port = 0 is a port that nobody knows", hint="allowed here: 1 to 65535"
@@ -47,11 +46,15 @@ def resolve(
     EvaluationError when it is a fine-tune whose evaluation is missing or does not hold.
     """
     asked = config.deployment
-    model = resolve_model(asked.model, progress)
-    folder = facts_folder(model)
-    if folder is not None:
-        _check_evaluation(config, folder, progress)
-    maximum = model_maximum(folder) if folder is not None else None
+    if config.engine.kind == "llama.cpp":
+        file = resolve_gguf(asked.model, progress)
+        model, folder, maximum = str(file), None, gguf_maximum(file)
+    else:
+        model = resolve_model(asked.model, progress)
+        folder = facts_folder(model)
+        if folder is not None:
+            _check_evaluation(config, folder, progress)
+        maximum = model_maximum(folder) if folder is not None else None
     window = context_window(asked.model, asked.context_window, maximum)
     deployment = asked.model_copy(
         update={
@@ -61,7 +64,7 @@ def resolve(
         }
     )
     section = config.engine
-    if section.kv_cache_bytes is None and engine.cpu:
+    if section.kv_cache_bytes is None and engine.cpu and section.kind == "vllm":
         needed = _kv_bytes(folder, config, window)
         section = section.model_copy(update={"kv_cache_bytes": needed})
     return config.model_copy(update={"deployment": deployment, "engine": section})
@@ -81,8 +84,8 @@ def _check_evaluation(config: KvrunConfig, folder: Path, progress: Callable[[str
 
 
 def _public_name(model: str) -> str:
-    # A folder's name, not its path: clients need not know where the model lies.
-    return Path(model).name if Path(model).expanduser().is_dir() else model
+    # A folder's or file's name, not its path: clients need not know where the model lies.
+    return Path(model).name if Path(model).expanduser().exists() else model
 
 
 def _kv_bytes(folder: Path | None, config: KvrunConfig, window: int) -> int:

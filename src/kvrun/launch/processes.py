@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from kvrun.config import KvrunConfig
-from kvrun.engines.vllm.launch import engine_command
+from kvrun.launch.engines import engine_command
 from kvrun.launch.readiness import http_answers, unix_accepts
 from kvrun.launch.secrets import Launch
 from kvrun.launch.supervisor import TOKEN_FD_VARIABLE, ChildSpec
@@ -71,7 +71,7 @@ def engine_spec(
         command=tuple(command),
         environment={**_without_kvrun(_without_root_secret(config, environment)), **added},
         ready=lambda: http_answers(url, "/health"),
-        sockets=(config.layout.engine_socket,) if config.engine.transport == "unix" else (),
+        sockets=_engine_sockets(config),
         ready_timeout_s=config.engine.startup_timeout_s,
         stop_timeout_s=20.0,
     )
@@ -137,6 +137,11 @@ def gateway_url(config: KvrunConfig) -> str:
     if ":" in host and not host.startswith("["):
         host = f"[{host}]"
     return f"{scheme}://{host}:{gateway.port}"
+
+
+def _engine_sockets(config: KvrunConfig) -> tuple[Path, ...]:
+    behind = (config.layout.llama_socket,) if config.engine.kind == "llama.cpp" else ()
+    return (config.layout.engine_socket, *behind) if config.engine.transport == "unix" else behind
 
 
 def _own_environment(

@@ -51,10 +51,13 @@ port = {port}
 api_keys_file = "api_keys.json"
 
 [engine]
-enforce_eager = {eager}
+kind = "{engine}"
 max_num_seqs = {seqs}
-block_size = {block}
 extra_args = {extra}
+"""
+_VLLM = """\
+enforce_eager = {eager}
+block_size = {block}
 """
 
 
@@ -67,6 +70,7 @@ class StackOptions:
     """
 
     model: str = "demo"
+    engine: str = "vllm"
     context_window: int = 8192
     memory_bytes: int = 1 << 30
     disk_bytes: int = 2 << 30
@@ -134,10 +138,18 @@ class Stack:
             self.supervisor.stop_all()
             remove_files(self.config.layout)
 
-    def complete(self, tenant: str, prompt: str | list[int], max_tokens: int) -> Completion:
-        """One request of a tenant."""
+    def complete(
+        self, tenant: str, prompt: str | list[int], max_tokens: int, *, session: str | None = None
+    ) -> Completion:
+        """One request of a tenant's session."""
         return complete(
-            self.url, self.api_key, MODEL_NAME, prompt, tenant=tenant, max_tokens=max_tokens
+            self.url,
+            self.api_key,
+            MODEL_NAME,
+            prompt,
+            tenant=tenant,
+            session=session,
+            max_tokens=max_tokens,
         )
 
     def reuse(self, request_id: str) -> Reuse:
@@ -196,8 +208,10 @@ class Stack:
         options = self.options
         record = {"id": MODEL_NAME, "sha256": hash_api_key(self.api_key)}
         write_private(folder / "api_keys.json", json.dumps({"keys": [record]}))
+        template = _CONFIG + (_VLLM if options.engine == "vllm" else "")
         self._file.write_text(
-            _CONFIG.format(
+            template.format(
+                engine=options.engine,
                 model=json.dumps(options.model),
                 name=MODEL_NAME,
                 window=options.context_window,

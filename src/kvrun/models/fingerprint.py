@@ -70,6 +70,14 @@ def model_digest(folder: Path, cache: Path | None = None) -> bytes:
     return digest.digest()
 
 
+def file_digest(path: Path, cache: Path | None = None) -> bytes:
+    """SHA-256 of one file; ``cache`` as for :func:`model_digest`. Raises ModelError."""
+    remembered = _HashCache(cache)
+    digest = bytes.fromhex(remembered.sha256(path))
+    remembered.save()
+    return digest
+
+
 def cpu_isa(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     """The CPU features that change how pages are packed, comma-separated; "unknown" if unread."""
     try:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvrun.claims.claim import CLAIM_PARAMETER, TRACE_PARAMETER
-from kvrun.engines.vllm.admission import Admission, Admissions, State
+from kvrun.engines.admission import Admission, Admissions, State
 from kvrun.engines.vllm.compat import (
     ForwardContext,
     KVCacheBlocks,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from kvrun.engines.vllm.admission import Admissions, State
+from kvrun.engines.admission import Admissions, State
 from kvrun.engines.vllm.compat import (
     CacheHitSource,
     LoadStoreSpec,

@@ -7,10 +7,11 @@ here imports the engine, so that torch alone tests it.
 
 import ctypes
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 
+from kvrun.engines.copying import CopyHandle, PageCopier, PageCopy
 from kvrun.errors import KvrunError
 
 
@@ -23,43 +24,6 @@ class PageRef(NamedTuple):
 
     tensor_idx: int
     page_size_bytes: int
-
-
-class PageCopy(NamedTuple):
-    """One block to copy: its group, its row in the group's tensors, its byte offset in staging."""
-
-    group: int
-    block_id: int
-    offset: int
-
-
-class CopyHandle(Protocol):
-    """A submitted batch; opaque to the caller."""
-
-
-class PageCopier(Protocol):
-    """What the adapter needs from either device."""
-
-    def block_bytes(self, group: int) -> int:
-        """Bytes of one block of ``group`` in staging."""
-
-    def submit_gather(self, batch: Sequence[PageCopy]) -> CopyHandle:
-        """Starts copying blocks into staging, after the compute submitted so far."""
-
-    def submit_scatter(self, batch: Sequence[PageCopy]) -> CopyHandle:
-        """Starts copying blocks from staging into the engine's memory."""
-
-    def submit_zero(self, block_ids: Sequence[int]) -> CopyHandle:
-        """Starts zeroing these rows of every tensor, after the compute submitted so far."""
-
-    def done(self, handle: CopyHandle) -> bool:
-        """Whether the batch is complete; never waits."""
-
-    def wait(self, handle: CopyHandle) -> None:
-        """Returns once the batch is complete."""
-
-    def close(self) -> None:
-        """Lets staging go; no batch may be under way."""
 
 
 def page_copier(

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import time
 
-from kvrun.engines.vllm.admission import Admissions
-from kvrun.engines.vllm.channel import WorkerChannel
+from kvrun.engines.admission import Admissions
+from kvrun.engines.channel import WorkerChannel
+from kvrun.engines.transfer import Transfers
 from kvrun.engines.vllm.compat import (
     CanonicalKVCaches,
     OffloadingConfig,
@@ -18,7 +19,6 @@ from kvrun.engines.vllm.compat import (
 from kvrun.engines.vllm.manager import GovernedManager
 from kvrun.engines.vllm.pages import page_copier
 from kvrun.engines.vllm.settings import START_TIMEOUT_S, AdapterSettings, adapter_settings
-from kvrun.engines.vllm.transfer import Transfers
 from kvrun.engines.vllm.worker import GovernedWorker
 from kvrun.instance.connection import Reconnector, make_hello
 from kvrun.instance.protocol import GroupLayout, Hello, Role

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kvrun.engines.transfer import Transfers
 from kvrun.engines.vllm.compat import (
     GPULoadStoreSpec,
     LoadStoreSpec,
@@ -11,7 +12,6 @@ from kvrun.engines.vllm.compat import (
     TransferResult,
 )
 from kvrun.engines.vllm.manager import BlockRef, GovernedSpec
-from kvrun.engines.vllm.transfer import Transfers
 
 
 class GovernedWorker(OffloadingWorker):

@@ -24,6 +24,9 @@ from kvrun.instance.protocol import (
     Verdict,
 )
 
+KEY_DESTROYED = "the session's key was destroyed"
+"""The reason of an admission that ended because its session was erased or expired."""
+
 _SUSPECT_AFTER = 3
 _MAX_FAILED_LOADS = 3
 
@@ -265,7 +268,7 @@ class Admissions:
             if admission.handle in gone:
                 admission.state = State.DENIED
                 admission.handle = 0
-                admission.reason = "the session's key was destroyed"
+                admission.reason = KEY_DESTROYED
                 denied.append(request_id)
 
     def _lost(self, denied: list[str]) -> None:

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from kvrun.engines.vllm.channel import WorkerChannel
-from kvrun.engines.vllm.pages import CopyHandle, PageCopier, PageCopy
+from kvrun.engines.channel import WorkerChannel
+from kvrun.engines.copying import CopyHandle, PageCopier, PageCopy
 from kvrun.errors import KvrunError
 from kvrun.instance.protocol import BlockAt, Load, Loaded, Release, Released, Store
 from kvrun.instance.staging import StagingRegion
