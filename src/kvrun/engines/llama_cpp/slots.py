@@ -8,6 +8,7 @@ of zeros over all of it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from kvrun.instance.protocol import Scrub
 ANYONE = b""
 """The owner of a request without a claim: nobody can name it, so every scrub means it."""
 _SAMPLE_TOKENS = 8
+_PATIENCE_S = 1.0
 _log = logging.getLogger(__name__)
 
 
@@ -39,6 +41,7 @@ class _Order:
     scrubbed: int = 0
     waiting: set[int] = field(default_factory=set)
     told: tuple[int, int] | None = None
+    patient: bool = False
 
 
 class Slots:
@@ -128,7 +131,8 @@ class Slots:
             order = self._orders[message.call] = _Order(message)
             order.waiting = {slot.number for slot in self._slots if self._concerns(order, slot)}
         order.told = None
-        self._later(self._carry_out())
+        order.patient = True
+        self._later(self._scrub(order))
 
     async def drain(self) -> None:
         """Returns when nothing is being given back or zeroed any more."""
@@ -156,6 +160,15 @@ class Slots:
 
     def _free(self) -> list[Slot]:
         return [slot for slot in self._slots if not slot.leased]
+
+    async def _scrub(self, order: _Order) -> None:
+        """Carry an order out. Slots of requests that are just ending are waited for a while."""
+        await self._carry_out()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_PATIENCE_S), self._changed:
+                await self._changed.wait_for(lambda: not order.waiting)
+        order.patient = False
+        await self._carry_out()
 
     async def _carry_out(self) -> None:
         async with self._zeroing:
@@ -185,7 +198,7 @@ class Slots:
                     self._changed.notify_all()
         for call, order in list(self._orders.items()):
             now = (order.scrubbed, len(order.waiting))
-            if order.told != now:
+            if order.told != now and not (order.patient and order.waiting):
                 order.told = now
                 self._report(call, *now)
         done = [call for call, order in self._orders.items() if not order.waiting]
