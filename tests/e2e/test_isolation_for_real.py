@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from e2e_rig import User, files_with, running, words
 
+from kvrun.gateway.apikeys import load_api_keys
 from kvrun.isolation.report import Outcome
 from kvrun.isolation.run import Options
 from kvrun.isolation.service import self_test, stored_results
@@ -46,9 +47,10 @@ def test_a_deployment_passes_on_every_tier_and_leaves_signed_evidence_and_no_can
         stack.start(INSTANCE, ENGINE)
 
     config_file = stack.config.layout.data_dir.parent / "kvrun.toml"
-    keys_before = (config_file.parent / "api_keys.json").read_bytes()
+    keys_before = load_api_keys(config_file.parent / "api_keys.json")
     stored = self_test(stack.config, config_file, OPTIONS, restart=restart)
     found = {check.name: (check.outcome, check.detail) for check in stored.result.checks}
+    print(found)  # for the report of a failure
     for name, (outcome, detail) in found.items():
         if name == "object tier":
             assert outcome is Outcome.SKIPPED
@@ -65,7 +67,7 @@ def test_a_deployment_passes_on_every_tier_and_leaves_signed_evidence_and_no_can
     (read,) = stored_results(stack.config)
     assert read.data == stored.data
     assert read.signer is Signer.TRUSTED
-    assert (config_file.parent / "api_keys.json").read_bytes() == keys_before
+    assert load_api_keys(config_file.parent / "api_keys.json") == keys_before
     assert len(stored.result.erased) == 2
     sessions = json.loads(stack._ask("usage_tenants", offset="0", limit="50", reason="a test"))
     assert [row["tenant"] for row in sessions["rows"]] == ["alice"]

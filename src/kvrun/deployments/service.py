@@ -92,7 +92,7 @@ class Deployments:
                 LauncherKind.ATTACHED: other,
                 LauncherKind.OWN: other,
             },
-            defaults=defaults or {},
+            defaults={} if defaults is None else defaults,
             gpus=gpus,
             now=now,
             random_bytes=random_bytes,

@@ -71,6 +71,8 @@ class RunningDeployment:
         tiers = ["memory"] if config.instance.memory_bytes else []
         if config.instance.disk_bytes and not status.stateless:
             tiers.append("disk")
+        if config.object_tier:
+            tiers.append("object")
         return Facts(
             workspace=status.workspace,
             deployment=status.deployment,
@@ -107,7 +109,7 @@ class RunningDeployment:
             gpu=found.engine_tokens,
             memory=found.memory_tokens,
             disk=found.disk_tokens,
-            object=getattr(found, "object_tokens", 0),
+            object=found.object_tokens,
         )
 
     def seal(self, reply: Reply) -> None:
