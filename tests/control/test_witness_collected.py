@@ -19,8 +19,8 @@ from kvrun.control.alerts import AlertKind
 from kvrun.control.collector import CollectOutcome
 from kvrun.control.witness import Witness
 from kvrun.control.witness_git import GitWitness
-from kvrun.control.witness_gitrun import GitAccess
 from kvrun.control.witness_timestamp import TimestampWitness
+from kvrun.git import GitAccess
 
 KEYS = (signer().key,)
 BRANCH = "kvrun-checkpoints"

@@ -18,7 +18,7 @@ from kvrun.control.witness import (
     ask,
 )
 from kvrun.control.witness_git import GitWitness, committed_notes, note_path
-from kvrun.control.witness_gitrun import GitAccess
+from kvrun.git import GitAccess
 
 LOG = Log(40)
 FORK = Log(40, forked_at=15)

@@ -28,8 +28,8 @@ from kvrun.audit.verdict import Aspect, Code, Verdict, VerificationReport
 from kvrun.audit.verify import Trust
 from kvrun.cli.main import app
 from kvrun.control.witness_git import GitWitness
-from kvrun.control.witness_gitrun import GitAccess
 from kvrun.control.witness_timestamp import TimestampWitness
+from kvrun.git import GitAccess
 
 KEYS = (signer().key,)
 

@@ -56,7 +56,7 @@ def read_evidence(
 def _committed(repository: Path, branch: str) -> list[Attestation]:
     # Loaded where it is used: most verifications have no repository.
     from kvrun.control.witness_git import committed_notes
-    from kvrun.control.witness_gitrun import GitAccess
+    from kvrun.git import GitAccess
 
     notes = committed_notes(repository, branch, GitAccess(READ_TIMEOUT_S))
     return [

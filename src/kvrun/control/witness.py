@@ -20,9 +20,9 @@ from kvrun.control.witness_errors import (
     WitnessUnavailableError,
 )
 from kvrun.control.witness_git import GitWitness
-from kvrun.control.witness_gitrun import GitAccess
 from kvrun.control.witness_http import HttpLimits
 from kvrun.control.witness_timestamp import TimestampWitness
+from kvrun.git import GitAccess
 
 __all__ = [
     "Witness",

@@ -20,7 +20,7 @@ from kvrun.control.witness_errors import (
     WitnessRefusedError,
     WitnessUnavailableError,
 )
-from kvrun.control.witness_gitrun import Git, GitAccess, GitError
+from kvrun.git import Git, GitAccess, GitError
 
 FOLDER = "checkpoints"
 NAME = "checkpoint"

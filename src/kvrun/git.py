@@ -1,12 +1,16 @@
 """Running ``git`` on one repository: no user configuration, no hooks, no prompt, a deadline."""
 
+from __future__ import annotations
+
 import base64
+import contextlib
 import os
+import resource
 import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,12 +26,38 @@ class GitError(KvrunError):
 
 @dataclass(frozen=True, slots=True)
 class GitAccess:
-    """How to reach a remote. ``timeout_s`` is for one whole use of the repository."""
+    """How to reach a remote. ``timeout_s`` is for one whole use of the repository.
+
+    ``max_pack_bytes`` bounds every file that git writes, and so what a remote can send; 0 is no
+    bound.
+    """
 
     timeout_s: float
     ssh_key_file: Path | None = None
     token_file: Path | None = None
     ca_file: Path | None = None
+    max_pack_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TreeEntry:
+    """A file of a commit. ``mode`` is 100644, 100755, 120000 (a link) or 160000 (a submodule)."""
+
+    mode: str
+    blob: str
+    size_bytes: int
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class CommitInfo:
+    """A commit's author and subject, cut and printable; ``problem`` says why it has no signer."""
+
+    author: str
+    subject: str
+    committed_at: float
+    signer: str
+    problem: str
 
 
 class Git:
@@ -37,11 +67,12 @@ class Git:
         self._git_dir = git_dir
         self._deadline = time.monotonic() + access.timeout_s
         self._timeout_s = access.timeout_s
+        self._max_pack_bytes = access.max_pack_bytes
         self._environment = _environment(git_dir, access)
         self.is_bare = git_dir.name != ".git"
 
     @classmethod
-    def open(cls, repository: Path, access: GitAccess, *, make: bool = True) -> "Git":
+    def open(cls, repository: Path, access: GitAccess, *, make: bool = True) -> Git:
         """The repository in a folder, bare or with a work tree; made, bare, where none is."""
         for git_dir in (repository / ".git", repository):
             if (git_dir / "HEAD").is_file():
@@ -74,6 +105,29 @@ class Git:
         if kind != "blob" or not mode.startswith("100") or int(size) > max_bytes:
             raise GitError(f"{path} is no file of at most {max_bytes} bytes")
         return self.run("cat-file", "blob", name)
+
+    def tree(self, commit: str, folder: str) -> list[TreeEntry]:
+        """Every file below a folder of a commit, without reading any."""
+        entries = []
+        listed = self.run("ls-tree", "-r", "-l", "-z", commit, "--", f"{folder}/")
+        for line in listed.decode("utf-8", "replace").split("\0"):
+            head, _, path = line.partition("\t")
+            if path:
+                mode, _, blob, size = head.split()
+                entries.append(TreeEntry(mode, blob, int(size) if size.isdigit() else 0, path))
+        return entries
+
+    def blobs(self, names: Sequence[str]) -> list[bytes]:
+        """The contents of blobs, in order."""
+        asked = "".join(f"{name}\n" for name in names).encode()
+        output = self.run("cat-file", "--batch", input_bytes=asked)
+        contents, position = [], 0
+        for _ in names:
+            end = output.index(b"\n", position)
+            size = int(output[position:end].split()[-1])
+            contents.append(output[end + 1 : end + 1 + size])
+            position = end + size + 2
+        return contents
 
     def commit(self, parent: str | None, path: str, content: bytes, message: str) -> str:
         """A new commit: the parent's tree with ``content`` at ``path``. No ref is changed."""
@@ -136,6 +190,28 @@ class Git:
             yield commit, seconds_since, output[end + 1 : end + 1 + size]
             position = end + size + 2
 
+    def signature(self, commit: str, allowed_signers: Path | None) -> CommitInfo:
+        """Who made a commit, and which of the allowed SSH keys signed it."""
+        signers = str(allowed_signers) if allowed_signers is not None else os.devnull
+        if allowed_signers is not None and not allowed_signers.is_file():
+            raise GitError(f"the file of allowed signers {allowed_signers} cannot be read")
+        shown = self.run(
+            *("-c", "gpg.format=ssh", "-c", f"gpg.ssh.allowedSignersFile={signers}"),
+            # Signatures of other kinds count as none: their programs are not run.
+            *("-c", "gpg.program=false", "-c", "gpg.x509.program=false"),
+            *("log", "-1", "--format=%G?%x00%GS%x00%an <%ae>%x00%ct%x00%s", commit),
+        )
+        verdict, signer, author, seconds, subject = (
+            shown.decode("utf-8", "replace").rstrip("\n").split("\0")
+        )
+        return CommitInfo(
+            author=_plain(author),
+            subject=_plain(subject),
+            committed_at=float(seconds),
+            signer=_plain(signer) if verdict == "G" else "",
+            problem=_SIGNATURES.get(verdict, "has a signature that cannot be checked"),
+        )
+
     def tidy(self) -> None:
         """Let git pack loose objects when there are many."""
         self.run("gc", "--auto", "--quiet")
@@ -155,7 +231,10 @@ class Git:
             return b""
         lines = problem.decode("utf-8", "replace").strip().splitlines() or [f"status {status}"]
         shown = "; ".join(lines)[:300]
-        raise GitError(f"git {arguments[0]} failed: {ascii(shown)[1:-1]}")
+        verb = next(
+            (word for word in arguments if not word.startswith("-") and "=" not in word), ""
+        )
+        raise GitError(f"git {verb} failed: {ascii(shown)[1:-1]}")
 
     def _finish(
         self,
@@ -163,7 +242,7 @@ class Git:
         input_bytes: bytes = b"",
         environment: Mapping[str, str] | None = None,
     ) -> tuple[int, bytes, bytes]:
-        command = ["git", *_OPTIONS, *arguments]
+        command = ["git", *_OPTIONS, *(_ONE_FILE if self._max_pack_bytes else ()), *arguments]
         try:
             process = subprocess.Popen(
                 command,
@@ -177,6 +256,12 @@ class Git:
             raise GitError(
                 f"git cannot be started: {error.strerror}", hint="Install git."
             ) from None
+        if self._max_pack_bytes:
+            # Inherited by what git starts to receive a pack, which it does after a first answer.
+            limit = (self._max_pack_bytes, self._max_pack_bytes)
+            with contextlib.suppress(ProcessLookupError):
+                resource.prlimit(process.pid, resource.RLIMIT_FSIZE, limit)
+                resource.prlimit(process.pid, resource.RLIMIT_CORE, (0, 0))
         with process:
             try:
                 left = max(0.1, self._deadline - time.monotonic())
@@ -195,6 +280,19 @@ def _fits(line: bytes, max_bytes: int) -> bool:
     return len(fields) == 3 and fields[1] == b"blob" and int(fields[2]) <= max_bytes
 
 
+def _plain(text: str) -> str:
+    return "".join(char for char in text if char.isprintable())[:200]
+
+
+_SIGNATURES = {
+    "G": "",
+    "N": "is not signed",
+    "B": "has a bad signature",
+    "U": "is signed by a key that is not among the allowed signers",
+    "X": "has a signature that has expired",
+    "Y": "is signed by a key that has expired",
+    "R": "is signed by a key that was revoked",
+}
 _OPTIONS = (
     "-c",
     "core.hooksPath=/dev/null",
@@ -217,6 +315,10 @@ _OPTIONS = (
     "-c",
     "http.followRedirects=false",
 )
+
+
+# What is received stays the one file that the bound on files is for.
+_ONE_FILE = ("-c", "fetch.unpackLimit=1", "-c", "transfer.unpackLimit=1")
 
 
 def _environment(git_dir: Path, access: GitAccess) -> dict[str, str]:
