@@ -1,6 +1,6 @@
 """Write the pages that the code says of itself: ``make pages``.
 
-docs/cli.md, docs/configuration.md and docs/openapi.json.
+docs/cli.md, docs/configuration.md, docs/openapi.json and the schema of residency policies.
 """
 
 import inspect
@@ -17,6 +17,7 @@ from kvrun.cli.main import app
 from kvrun.cli.template import to_toml
 from kvrun.config import KvrunConfig
 from kvrun.config.schema import Setting, settings
+from kvrun.policy.document import schema_text
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -85,6 +86,10 @@ SECTION_INTROS = {
         "The workspace's Storage, for collected logs and certificates. Blocks stay in data_dir."
     ),
     "erasure": "How long an erasure waits for an engine, and which backups there are.",
+    "residency": (
+        "Which policy decides where context may live, and which regions this deployment uses; "
+        "[residency.md](residency.md)\nsays how policies are written and what is enforced."
+    ),
     "gateway": (
         "Who may ask, and how a request is assigned to a tenant and a session. `engine_url`, "
         "`instance_socket`,\n`state_dir` and `api_keys_file` follow the other sections while they "
@@ -111,6 +116,8 @@ def main() -> None:
     (DOCS / "cli.md").write_text(cli_page(), encoding="utf-8")
     (DOCS / "configuration.md").write_text(configuration_page(), encoding="utf-8")
     (DOCS / "openapi.json").write_text(openapi_text(), encoding="utf-8")
+    schema = DOCS / "spec" / "residency-policy.schema.json"
+    schema.write_text(schema_text(), encoding="utf-8")
 
 
 def cli_page() -> str:

@@ -12,9 +12,10 @@ import kvrun
 SOURCE = Path(__file__).parents[1] / "src" / "kvrun"
 LAYERS = (
     {"durable", "errors", "filelock", "memlock", "process"},
-    {"models", "config", "storage", "state", "client", "telemetry"},
+    {"models", "config", "storage", "state", "client", "telemetry", "git"},
     {"seal", "audit"},
     {"claims"},
+    {"policy"},
     {"keys"},
     {"cache"},
     {"erasure"},

@@ -28,7 +28,9 @@ from kvrun.cli import (
     init,
     instance,
     keys,
+    policy,
     requests,
+    residency,
     run_one,
     status,
     trust,
@@ -114,7 +116,9 @@ app.add_typer(bundle.app, name="evidence")
 app.add_typer(keys.app, name="keys")
 app.add_typer(instance.app, name="instance")
 app.add_typer(workspaces.members_app, name="members")
+app.add_typer(policy.app, name="policy")
 app.add_typer(requests.app, name="requests")
+app.add_typer(residency.app, name="residency")
 app.add_typer(trust.app, name="trust")
 app.add_typer(users.app, name="users")
 app.add_typer(witness.app, name="witness")

@@ -29,6 +29,7 @@ from kvrun.launch.processes import (
     ENGINE,
     GATEWAY,
     INSTANCE,
+    POLICY,
     collector_spec,
     control_spec,
     engine_spec,
@@ -37,6 +38,7 @@ from kvrun.launch.processes import (
     gateway_url,
     instance_spec,
     keys_spec,
+    policy_spec,
 )
 from kvrun.launch.readiness import AddressInUseError, require_free, unix_accepts
 from kvrun.launch.running import RunningState, note_running
@@ -93,6 +95,10 @@ def run_up(config: KvrunConfig, config_file: Path, environment: Mapping[str, str
             try:
                 if config.keys.mode == "service" and not unix_accepts(config.key_socket):
                     supervisor.start(keys_spec(config, config_file, environment))
+                followed = config.residency.repository is not None
+                if followed and config.residency.mode != "off":
+                    # First: until a policy is there, nothing but GPU memory is allowed.
+                    supervisor.start(policy_spec(config, config_file, environment))
                 supervisor.start(instance_spec(config, config_file, launch, environment))
                 supervisor.start(engine_spec(config, environment, cpus=prepare.usable_cpus(engine)))
                 supervisor.start(gateway_spec(config, config_file, launch, environment))
@@ -210,8 +216,10 @@ class _Display:
 
     def _render(self) -> Table:
         rows = table("process", "state", "for")
-        for name in (INSTANCE, ENGINE, GATEWAY, COLLECTOR, CONTROL):
+        for name in (POLICY, INSTANCE, ENGINE, GATEWAY, COLLECTOR, CONTROL):
             state, since = self._states.get(name, (None, 0.0))
+            if state is None and name == POLICY:
+                continue  # no repository is connected
             if state is None:
                 rows.add_row(name, "waits", "")
                 continue

@@ -34,6 +34,10 @@ _PATHS = (
     ("witness", "git_token_file"),
     ("witness", "timestamp_ca_file"),
     ("witness", "tls_ca_file"),
+    ("residency", "allowed_signers"),
+    ("residency", "ssh_key_file"),
+    ("residency", "token_file"),
+    ("residency", "ca_file"),
     ("control", "home"),
     ("control", "tls_cert"),
     ("control", "tls_key"),
@@ -55,7 +59,8 @@ def complete(document: dict[str, Any], folder: Path) -> None:
     audit = document.setdefault("audit", {})
     alerts = document.setdefault("alerts", {})
     control = document.setdefault("control", {})
-    sections = (instance, gateway, engine, keys, witness, audit, alerts, control)
+    residency = document.setdefault("residency", {})
+    sections = (instance, gateway, engine, keys, witness, audit, alerts, control, residency)
     if not all(isinstance(table, dict) for table in sections):
         return
     instance.setdefault("data_dir", str(InstanceSection.model_fields["data_dir"].default))
@@ -63,6 +68,8 @@ def complete(document: dict[str, Any], folder: Path) -> None:
         value = document[section].get(key)
         if isinstance(value, str) and value:
             document[section][key] = str((folder / Path(value).expanduser()).absolute())
+    if residency.get("repository") and residency.get("mode", "enforce") == "enforce":
+        gateway.setdefault("require_daemon", True)
     kind, _, place = str(keys.get("root_secret")).partition(":")
     if kind == "file" and place:
         keys["root_secret"] = f"file:{(folder / Path(place).expanduser()).absolute()}"

@@ -17,6 +17,7 @@ from kvrun.config.instance import InstanceSection
 from kvrun.config.keys import KeysSection
 from kvrun.config.layout import UNIX_PATH_MAX, DataLayout
 from kvrun.config.log import LogSection
+from kvrun.config.residency import ResidencySection
 from kvrun.config.storage import StorageSection
 from kvrun.config.values import Section
 from kvrun.config.witness import WitnessSection
@@ -34,6 +35,7 @@ class KvrunConfig(Section):
     witness: WitnessSection = WitnessSection()
     storage: StorageSection = StorageSection()
     erasure: ErasureSection = ErasureSection()
+    residency: ResidencySection = ResidencySection()
     gateway: GatewaySettings
     engine: EngineSection = EngineSection()
     control: ControlSection = ControlSection()

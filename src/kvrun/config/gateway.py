@@ -118,6 +118,11 @@ class GatewaySettings(Section):
     session_timeout_s: float = setting(
         2.0, "Longest wait for the daemon; past it the request goes on uncached.", gt=0
     )
+    require_daemon: bool = setting(
+        False,
+        "Refuse requests (503) while the daemon cannot say whether they may be processed here; "
+        "true where residency.repository is set and enforced.",
+    )
     body_timeout_s: float = setting(60.0, "Longest wait for a request's body.", gt=0)
     connect_timeout_s: float = setting(5.0, "Longest wait for a connection to the engine.", gt=0)
     response_timeout_s: float = setting(

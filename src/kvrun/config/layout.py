@@ -74,6 +74,11 @@ class DataLayout:
         return self.data_dir / "erasure"
 
     @property
+    def residency(self) -> Path:
+        """The active residency policy, how it got here, and what is known of tenants."""
+        return self.data_dir / "residency"
+
+    @property
     def user_requests(self) -> Path:
         """Requests to erase a user in several deployments that are not finished."""
         return self.erasure / "users"

@@ -11,8 +11,7 @@ from kvrun.launch.secrets import Launch
 from kvrun.launch.supervisor import TOKEN_FD_VARIABLE, ChildSpec
 
 INSTANCE, ENGINE, GATEWAY, COLLECTOR = "instance", "engine", "gateway", "collector"
-CONTROL = "control"
-KEYS = "keys"
+CONTROL, POLICY, KEYS = "control", "policy", "keys"
 _AGAIN_S = 60.0
 _KEYS_AGAIN_S = 1.0
 
@@ -99,6 +98,20 @@ def collector_spec(
     command = ("-m", "kvrun", "audit", "collect", "--config", str(config_file))
     return ChildSpec(
         name=COLLECTOR,
+        command=(sys.executable, *command),
+        environment=_own_environment(config, environment),
+        ready=lambda: True,
+        restart_after_s=_AGAIN_S,
+    )
+
+
+def policy_spec(
+    config: KvrunConfig, config_file: Path, environment: Mapping[str, str]
+) -> ChildSpec:
+    """Who follows the policy's repository: nobody waits for it, and its end ends nothing else."""
+    command = ("-m", "kvrun", "policy", "sync", "--follow", "--config", str(config_file))
+    return ChildSpec(
+        name=POLICY,
         command=(sys.executable, *command),
         environment=_own_environment(config, environment),
         ready=lambda: True,

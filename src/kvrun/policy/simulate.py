@@ -1,0 +1,112 @@
+"""What a revision would have decided about placements that are on record. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from kvrun.audit.record import Event, Outcome, Record, parse_time
+from kvrun.policy.compile import Decision, PolicyEngine
+from kvrun.policy.document import TIER_NAMES, Tier
+
+DENIAL_PREFIX = "residency: "
+"""How the reason of a denial by policy begins in the log."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedPlacement:
+    """A placement that was made, or refused by policy. ``at`` in seconds since 1970."""
+
+    at: float
+    tenant_ref: str
+    tier: Tier
+    blocks: int
+    size_bytes: int
+    allowed: bool
+    revision: str
+
+
+@dataclass(slots=True)
+class Group:
+    """Placements that would come out differently, alike in tier, rule and why."""
+
+    tier: str
+    rule: str
+    where: str
+    why: str
+    now_allowed: bool
+    placements: int = 0
+    blocks: int = 0
+    size_bytes: int = 0
+    tenants: set[str] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True)
+class Simulation:
+    """How many placements were looked at and how many would be refused; what would change."""
+
+    placements: int
+    refused: int
+    changes: tuple[Group, ...]
+
+
+def placements(records: Iterable[Record], since: float = 0.0) -> Iterator[RecordedPlacement]:
+    """The placements among records of an instance's log, from a time on."""
+    for record in records:
+        tier = _tier(record)
+        if tier is None or not record.tenant_ref:
+            continue
+        at = parse_time(record.ts)
+        if at >= since:
+            yield RecordedPlacement(
+                at,
+                record.tenant_ref,
+                tier,
+                record.blocks,
+                record.bytes,
+                record.event is not Event.DENIED or record.outcome is Outcome.OK,
+                record.policy_revision,
+            )
+
+
+def simulate(engine: PolicyEngine, recorded: Iterable[RecordedPlacement]) -> Simulation:
+    """Ask ``engine`` about each placement and gather what comes out differently."""
+    groups: dict[tuple[Tier, Decision], Group] = {}
+    looked_at = refused = 0
+    for placement in recorded:
+        looked_at += 1
+        decision = engine.row(placement.tenant_ref)[placement.tier]
+        refused += not decision.allowed
+        if decision.allowed == placement.allowed:
+            continue
+        key = (placement.tier, decision)
+        group = groups.get(key)
+        if group is None:
+            group = groups[key] = Group(
+                TIER_NAMES[placement.tier],
+                decision.rule,
+                decision.where,
+                decision.why.value,
+                decision.allowed,
+            )
+        group.placements += 1
+        group.blocks += placement.blocks
+        group.size_bytes += placement.size_bytes
+        group.tenants.add(placement.tenant_ref)
+    changes = sorted(groups.values(), key=lambda group: (group.now_allowed, -group.placements))
+    return Simulation(looked_at, refused, tuple(changes))
+
+
+def _tier(record: Record) -> Tier | None:
+    if record.event is Event.ALLOCATED:
+        return Tier.GPU
+    if record.event is Event.SEALED:
+        return _BY_NAME.get(record.tier)
+    if record.event in (Event.PERSISTED, Event.RESTORED, Event.MOVED):
+        return _BY_NAME.get(record.tier_to)
+    if record.event is Event.DENIED and record.reason.startswith(DENIAL_PREFIX):
+        return _BY_NAME.get(record.tier)
+    return None
+
+
+_BY_NAME = {name: Tier(number) for number, name in enumerate(TIER_NAMES)}
