@@ -11,10 +11,11 @@ from dataclasses import replace
 
 from kvrun.cache.disk import DiskTier
 from kvrun.cache.errors import SessionDroppedError
-from kvrun.cache.events import CacheEvent, Tier
+from kvrun.cache.events import CacheEvent, CacheEventKind, Tier
 from kvrun.cache.fetching import Fetcher
 from kvrun.cache.folder import checked_ref
 from kvrun.cache.handles import DropReport, Held, Reservation
+from kvrun.cache.leaving import leave
 from kvrun.cache.levels import CacheLevels, CacheStats, levels_of, stats_of, top_tenants_of
 from kvrun.cache.memory import MemoryTier, TenantUsage
 from kvrun.cache.object_tier import ObjectTier
@@ -195,6 +196,34 @@ class CacheStore:
         elif current.epoch > epoch:
             return DropReport()
         return current.drop()
+
+    def leave(self, tenant_ref: str, session_ref: str, tier: Tier, reason: str) -> tuple[int, int]:
+        """Takes a session's blocks out of one tier; how many left and their sealed bytes.
+
+        The session itself lives on: what it may have elsewhere stays, and it may store again.
+        """
+        with self._table_lock:
+            session = self._sessions.get((tenant_ref, session_ref))
+        if session is not None:
+            left = leave(session, tier, reason)
+            self._state.deliver()
+            return left
+        disk = self._state.disk
+        if tier is not Tier.DISK or disk is None:
+            return 0, 0
+        dropped = disk.drop_unopened(tenant_ref, session_ref)
+        if dropped.blocks:
+            self._state.events.add(
+                CacheEventKind.EVICTED,
+                tier,
+                tenant_ref,
+                session_ref,
+                blocks=dropped.blocks,
+                size=dropped.bytes,
+                reason=reason,
+            )
+            self._state.deliver()
+        return dropped.blocks, dropped.bytes
 
     def work(self) -> int:
         """Writes one batch of due blocks and delivers events; returns how many blocks it took."""

@@ -116,6 +116,28 @@ def audit(
 
 
 @app.command()
+def policy(
+    as_json: AsJson = False,
+    rules: Annotated[int, typer.Option(min=1, max=1000, help="Policies of the revision.")] = 500,
+    tenants: Annotated[
+        int, typer.Option(min=1, max=1_000_000, help="Tenants that the registry knows.")
+    ] = 10_000,
+    blocks: Annotated[
+        int, typer.Option(min=1000, max=1_000_000, help="Misplaced blocks to take away.")
+    ] = 50_000,
+) -> None:
+    """Time of a residency decision, of activating a large revision, and of taking blocks away.
+
+    Takes about half a minute on the disk of the temporary folder.
+
+    Example: kvrun bench policy --json
+    """
+    from kvrun.bench.policy import run_policy_bench
+
+    finish(run_policy_bench(rules, tenants, blocks), as_json)
+
+
+@app.command()
 def keys(
     as_json: AsJson = False,
     sessions: Annotated[

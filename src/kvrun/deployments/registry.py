@@ -30,11 +30,15 @@ class TenantNote:
 
 
 class TenantRegistry:
-    """The notes of all deployments. ``now`` in seconds since 1970."""
+    """The notes of all deployments. ``now`` in seconds since 1970.
+
+    ``on_change`` is told of each deployment whose notes changed.
+    """
 
     def __init__(self, database: Database, now: Callable[[], float]) -> None:
         self._database = database
         self._now = now
+        self.on_change: Callable[[str], None] = lambda deployment_id: None
 
     def put(self, deployment_id: str, notes: Sequence[TenantNote]) -> None:
         """Say it; what was said of the same tenants before is replaced. All of it or nothing.
@@ -55,6 +59,7 @@ class TenantRegistry:
                         updated_at=self._now(),
                     )
                 )
+        self.on_change(deployment_id)
 
     def of(self, deployment_id: str, refs: Collection[str]) -> dict[str, TenantNote]:
         """What is said of some tenants, by reference."""
@@ -93,6 +98,7 @@ class TenantRegistry:
             query = query.where(TenantRow.tenant_ref.in_(list(refs)))
         with self._database.transaction() as session:
             session.execute(query)
+        self.on_change(deployment_id)
 
 
 def _check(note: TenantNote) -> None:

@@ -18,6 +18,7 @@ from kvrun.deployments.deleting import Deleted
 from kvrun.deployments.errors import DeploymentNotFoundError, NotOursError, WrongStateError
 from kvrun.deployments.forgetting import Forgetting
 from kvrun.deployments.gpus import look_at_gpus
+from kvrun.deployments.known_tenants import KnownTenants
 from kvrun.deployments.launcher import Launcher
 from kvrun.deployments.local import LocalLauncher
 from kvrun.deployments.machine import Command
@@ -76,6 +77,7 @@ class Deployments:
     ) -> None:
         self.tenants = TenantRegistry(database, now)
         self._forgetting = Forgetting(self.tenants, now)
+        self._known_tenants = KnownTenants(self.tenants)
         self._home = home
         self._now = now
         self._random_bytes = random_bytes
@@ -237,6 +239,14 @@ class Deployments:
                     self._forgetting.look(deployment_id, self.config_of(deployment_id))
             except KvrunError as error:
                 _log.warning("the labels of %s: %s", deployment_id, error)
+
+    def tell_tenants(self) -> None:
+        """Tell the daemons of this machine what is said of their tenants."""
+        for deployment_id in self._store.living_here():
+            try:
+                self._known_tenants.write(deployment_id, self.config_of(deployment_id))
+            except KvrunError as error:
+                _log.warning("the labels for %s: %s", deployment_id, error)
 
     def register_own(
         self, config: KvrunConfig, config_file: Path, *, workspace_id: str = ""

@@ -29,6 +29,9 @@ SALT_BYTES = 32
 NONCE_BYTES = 16
 
 
+_RETRY_AFTER_S = 2
+
+
 class Caller(msgspec.Struct, frozen=True):
     """Who is asking, and the identity headers that came along."""
 
@@ -63,9 +66,11 @@ class Admission:
         now: Callable[[], float],
         random_bytes: Callable[[int], bytes],
         drain: Drain,
+        require_daemon: bool = False,
     ) -> None:
         self._policy = policy
         self._drain = drain
+        self._require_daemon = require_daemon
         self._authenticator = authenticator
         self._directory = directory
         self._signer = signer
@@ -123,11 +128,11 @@ class Admission:
     ) -> tuple[str, str | None]:
         directory, signer = self._directory, self._signer
         if directory is None or signer is None:
-            return self._random_salt(), None
+            return self._uncached(), None
         with trace.step("kvrun.session"):
             grant = await directory.grant(identity.tenant, identity.session)
         if grant is None:
-            return self._random_salt(), None
+            return self._uncached(), None
         if not route.carries_claim:
             return grant.salt, None
         issued_at = int(self._now())
@@ -146,6 +151,18 @@ class Admission:
         )
         with trace.step("kvrun.claim"):
             return grant.salt, signer.sign(claim)
+
+    def _uncached(self) -> str:
+        """The salt of a request that goes on without the cache. Raises GatewayError where nobody
+        can say whether it may be processed here."""
+        if self._require_daemon:
+            raise GatewayError(
+                "the instance daemon cannot say now whether this tenant may be processed here",
+                status=503,
+                code="residency_unknown",
+                retry_after_s=_RETRY_AFTER_S,
+            )
+        return self._random_salt()
 
     def _random_salt(self) -> str:
         return encode_base64url(self._random_bytes(SALT_BYTES)).decode()

@@ -79,6 +79,7 @@ class GatewayParts:
             now=time.time,
             random_bytes=os.urandom,
             drain=Drain(settings.state_dir),
+            require_daemon=settings.require_daemon,
         )
 
     def on_invalidated(self, tenant: str, session: str) -> None:

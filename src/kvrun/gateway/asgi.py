@@ -108,10 +108,11 @@ async def _next(receive: Receive, timeout_s: float) -> Message:
 
 def _of_daemon(error: KvrunError) -> GatewayError:
     limited = error.status == 429
+    codes = {403: "residency_denied", 429: "session_limit"}
     return GatewayError(
         error.message,
         status=error.status,
-        code="session_limit" if limited else "refused",
+        code=codes.get(error.status, "refused"),
         retry_after_s=60 if limited else None,
         hint=error.hint,
     )

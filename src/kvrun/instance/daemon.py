@@ -32,9 +32,11 @@ from kvrun.instance.metrics import InstanceMetrics, MetricsSource
 from kvrun.instance.page_release import PageRelease
 from kvrun.instance.parts import folder_lock, open_erasures, open_parts
 from kvrun.instance.pinning import PinAccess
+from kvrun.instance.residency import residency_operations
 from kvrun.instance.scrubbing import SchedulerScrubber
 from kvrun.instance.sealing import SealingThreads
 from kvrun.instance.server import InstanceServer, ServerSettings
+from kvrun.instance.sweeping import Sweep
 from kvrun.instance.transfers import Transfers
 from kvrun.instance.usage import UsageAccess
 from kvrun.keys.opening import key_limits
@@ -45,6 +47,7 @@ from kvrun.telemetry.tracing import open_tracing
 _HOUSEKEEPING_S = 1.0
 _EXPIRY_EVERY_S = 30.0
 _TURN_S = 2.0
+_SWEEP_PAUSE_S = 0.0005  # between two sessions: requests go first
 _log = logging.getLogger(__name__)
 
 
@@ -69,6 +72,7 @@ class _Opened:
     watch: AuditWatch
     erasures: Erasures
     metrics: InstanceMetrics
+    sweep: Sweep
 
 
 async def _serve(opened: _Opened, config: KvrunConfig) -> None:
@@ -79,7 +83,7 @@ async def _serve(opened: _Opened, config: KvrunConfig) -> None:
     metrics, settings = opened.metrics, config.instance
     probes = Probes(lambda: _takes_turns(loop), metrics.readiness, metrics.render)
     with serving(probes, port=settings.metrics_port, socket_file=settings.metrics_socket):
-        housekeeping = asyncio.create_task(_keep_house(opened))
+        housekeeping = asyncio.gather(_keep_house(opened), _keep_swept(opened.sweep))
         try:
             await opened.server.serve(config.instance_socket, stop)
         finally:
@@ -104,6 +108,8 @@ async def _keep_house(opened: _Opened) -> None:
     while True:
         await asyncio.sleep(_HOUSEKEEPING_S)
         await _in_thread(instance.cache.deliver_events)
+        await _in_thread(instance.residency.refresh)
+        await _in_thread(instance.residency.write_refusals)
         await _in_thread(instance.journal.write_owed)
         opened.watch.check()
         instance.handles.forget_finished(time.time())
@@ -112,6 +118,12 @@ async def _keep_house(opened: _Opened) -> None:
             await _in_thread(instance.expire)
             await _in_thread(instance.cache.expire)
             await _in_thread(opened.erasures.retry)
+
+
+async def _keep_swept(sweep: Sweep) -> None:
+    while True:
+        await asyncio.sleep(_HOUSEKEEPING_S)
+        await _in_thread(sweep.run)
 
 
 async def _in_thread(step: Callable[[], object]) -> None:
@@ -176,6 +188,10 @@ def _open_instance(
         admin.add(claim_keys.operations())
         admin.add(AuditAccess(parts.log).operations())
         admin.add({"whois": Directory(instance.keys, parts.journal).whois})
+        sweep = Sweep(instance, lambda: time.sleep(_SWEEP_PAUSE_S))
+        instance.residency.on_new_table = sweep.begin
+        admin.add(residency_operations(instance.residency))
+        admin.add({"residency_sweep": lambda _: sweep.report()})
         admin.add(UsageAccess(instance, key_limits(config)).operations())
         admin.add({"release_pages": PageRelease(instance.keys, scrubber).release})
         admin.add(PinAccess(instance).operations())
@@ -200,4 +216,5 @@ def _open_instance(
             instance, erasures, parts.log.health, config.instance.metrics_tenants
         )
         metrics = InstanceMetrics(source)
-        yield _Opened(server, instance, AuditWatch(parts.log.health), erasures, metrics)
+        watch = AuditWatch(parts.log.health)
+        yield _Opened(server, instance, watch, erasures, metrics, sweep)

@@ -21,6 +21,7 @@ from kvrun.instance.blocks import SessionBlocks
 from kvrun.instance.in_order import InOrder
 from kvrun.instance.totals import Totals
 from kvrun.keys.session import SessionKeys
+from kvrun.policy.compile import BUILTIN_PLACEMENT, Placement
 
 _LINGER_S = 30.0
 
@@ -57,6 +58,7 @@ class Handle:
     traceparent: str = ""
     publishing: InOrder = field(default_factory=InOrder)
     chains: dict[tuple[int, int], dict[int, bytes]] = field(default_factory=dict)
+    placement: Placement = BUILTIN_PLACEMENT
 
     @property
     def tenant_ref(self) -> str:

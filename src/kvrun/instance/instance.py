@@ -25,11 +25,14 @@ from kvrun.instance.journal import Journal
 from kvrun.instance.layout import EngineLayout, WorkerShape
 from kvrun.instance.pack_keys import SessionPackKeys
 from kvrun.instance.protocol import Match, Matched, ProtocolError, Verdict, page_owner
+from kvrun.instance.residency import Residency
 from kvrun.instance.retention import RetentionDay
 from kvrun.instance.totals import Denial, DeniedError, denial_of
 from kvrun.keys.destruction import DestroyedKey
 from kvrun.keys.session import SessionKeys
 from kvrun.keys.source import SessionKeySource
+from kvrun.policy.compile import Placement
+from kvrun.policy.document import Tier
 from kvrun.telemetry.traces import NoTracing, SpanKind, Trace, Tracing
 
 _MAX_HASH_BYTES = 64
@@ -45,6 +48,19 @@ class ErasureUnderWayError(DeniedError):
         super().__init__(Denial.BEING_ERASED, message)
 
 
+class ResidencyDeniedError(DeniedError):
+    """The policy does not allow that the tenant is processed in this instance's region."""
+
+    status = 403
+
+    def __init__(self, region: str) -> None:
+        where = f"the region {region}" if region else "this instance, whose region is not set"
+        super().__init__(
+            Denial.RESIDENCY, f"the residency policy does not allow this tenant in {where}"
+        )
+        self.hint = "Send the request to a deployment in a region that its policy allows."
+
+
 class Instance:
     """One deployment's governed cache on this box. Thread-safe."""
 
@@ -58,6 +74,7 @@ class Instance:
         cache: CacheStore,
         journal: Journal,
         verifier: ClaimVerifier,
+        residency: Residency,
         now: Callable[[], float],
     ) -> None:
         self.workspace = workspace
@@ -73,6 +90,7 @@ class Instance:
         self.is_being_erased: Callable[[str, str], bool] = lambda tenant, session: False
         self.tracing: Tracing = NoTracing()
         self.verifier = verifier
+        self.residency = residency
         self._replays = ReplayWindow()
         self._now = now
         self._retention = RetentionDay(now())
@@ -131,15 +149,20 @@ class Instance:
         """The salt of a session; its keys are made on first use.
 
         Raises:
-            KvrunError: too many sessions (status 429) or keys that cannot be had.
+            KvrunError: too many sessions (status 429), keys that cannot be had, or a tenant that
+                may not be processed here (403). It has a reference from then on, so that the
+                registry can know it.
         """
         if self.stateless:
+            # Nobody has a reference here, so nothing can be known of anybody.
+            self._refuse_misplaced("", "")
             return SessionGrant(secrets.token_urlsafe(32), 0)
         self._refuse_erased(tenant, session)
         keys = self.keys.find(tenant, session)
         if keys is None:
             keys = self.keys.acquire(tenant, session)
             self.journal.key_created(keys)
+        self._refuse_misplaced(keys.tenant_ref, keys.session_ref)
         layout = self._layout
         if layout is not None:
             packs = SessionPackKeys(keys, layout.fingerprint)
@@ -256,6 +279,10 @@ class Instance:
         if self.is_being_erased(tenant, session):
             raise ErasureUnderWayError("the session is being erased")
 
+    def _refuse_misplaced(self, tenant_ref: str, session_ref: str) -> None:
+        if not self.residency.may_serve(tenant_ref, session_ref):
+            raise ResidencyDeniedError(self.residency.facts.region)
+
     def _revoke(self, ended: list[Handle]) -> None:
         for handle in ended:
             handle.unpin()
@@ -283,6 +310,8 @@ class Instance:
             if claim.generation != 0:
                 # Made before the deployment became stateless: its salt may name stored blocks.
                 raise DeniedError(Denial.CLAIM, "the claim is for a session that is kept")
+            if not self.residency.placement("").allows(Tier.GPU):
+                raise ResidencyDeniedError(self.residency.facts.region)
             self.journal.admitted_stateless(claim.request_id)
             self.handles.totals.admitted(message.prompt_tokens)
             return None
@@ -297,6 +326,9 @@ class Instance:
         layout = self._layout
         if layout is None:
             raise DeniedError(Denial.NO_ENGINE, "no engine is connected")
+        placement = self.residency.placement(keys.tenant_ref)
+        if not placement.allows(Tier.GPU):
+            raise ResidencyDeniedError(self.residency.facts.region)
         keys.touch(self._now())
         cache = self.cache.session(
             keys.tenant_ref,
@@ -305,6 +337,7 @@ class Instance:
             packs=SessionPackKeys(keys, layout.fingerprint),
         )
         handle = self.handles.add(claim.request_id, keys, SessionBlocks(keys, layout), cache)
+        handle.placement = placement
         handle.reuse.prompt_tokens += message.prompt_tokens
         try:
             self.journal.admitted(handle)
@@ -341,7 +374,7 @@ class Instance:
                 handle.chains[group, rank] = dict(enumerate(names))
                 handle.cache.pin(names)
                 handle.pinned.extend(names)
-                tiers.append(handle.cache.match(names))
+                tiers.append(_allowed(handle.placement, handle.cache.match(names)))
                 if Tier.OBJECT in tiers[-1]:
                     handle.cache.prefetch(names)
             found.append(_in_all_ranks(tiers))
@@ -363,6 +396,15 @@ class Instance:
             return self.verifier.verify(message.claim).request_id
         except ClaimError:
             return ""
+
+
+def _allowed(placement: Placement, tiers: bytes) -> bytes:
+    """What is where it may not be by now is not found; what is in Storage comes by way of memory."""
+    for tier in (Tier.MEMORY, Tier.DISK, Tier.OBJECT):
+        by_memory = tier is not Tier.OBJECT or placement.allows(Tier.MEMORY)
+        if not placement.allows(tier) or not by_memory:
+            tiers = tiers.replace(bytes([tier]), b"\0")
+    return tiers
 
 
 def _in_all_ranks(tiers: list[bytes]) -> bytes:

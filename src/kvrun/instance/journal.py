@@ -19,9 +19,11 @@ from kvrun.audit.writer import AuditLog
 from kvrun.cache.events import CacheEvent, CacheEventKind, Tier
 from kvrun.errors import KvrunError
 from kvrun.instance.handles import Handle
+from kvrun.instance.refusals import Refusal
 from kvrun.keys.session import SessionKeys
+from kvrun.policy.compile import BUILTIN_REVISION
+from kvrun.policy.simulate import DENIAL_PREFIX
 
-POLICY_REVISION = "builtin-1"
 _ENGINE_TIER = "gpu"
 _MAX_OWED = 65_536
 _log = logging.getLogger(__name__)
@@ -42,6 +44,7 @@ class Journal:
         self._workspace = workspace
         self._deployment = deployment
         self._owed: deque[AuditEvent] = deque()
+        self.policy_revision = BUILTIN_REVISION
 
     @property
     def available(self) -> bool:
@@ -131,7 +134,7 @@ class Journal:
                 event=Event.EXPIRED,
                 workspace=self._workspace,
                 deployment=self._deployment,
-                policy_revision=POLICY_REVISION,
+                policy_revision=self.policy_revision,
                 reason=_printable(summary),
             )
         )
@@ -143,7 +146,7 @@ class Journal:
                 event=Event.KEY_ROTATED,
                 workspace=self._workspace,
                 deployment=self._deployment,
-                policy_revision=POLICY_REVISION,
+                policy_revision=self.policy_revision,
                 reason=_printable(what),
             )
         )
@@ -156,7 +159,7 @@ class Journal:
                 outcome=Outcome.FAILED,
                 workspace=self._workspace,
                 deployment=self._deployment,
-                policy_revision=POLICY_REVISION,
+                policy_revision=self.policy_revision,
                 reason=_printable(reason),
             )
         )
@@ -207,6 +210,31 @@ class Journal:
     def deployment_event(self, event: Event, reason: str = "") -> None:
         """The deployment's engine came or went."""
         self._soon(self._event(event, reason=reason))
+
+    def policy_event(self, event: Event, revision: str, reason: str) -> None:
+        """A residency policy became active, or was rejected."""
+        failed = event is Event.POLICY_REJECTED
+        outcome = Outcome.FAILED if failed else Outcome.OK
+        self._surely(self._event(event, revision=revision, reason=reason, outcome=outcome))
+
+    def refused(self, refusals: Iterable[Refusal], unrecorded: int) -> None:
+        """The residency policy refused placements; ``unrecorded`` many more have no record."""
+        for item in refusals:
+            times = f" x{item.count}" if item.count > 1 else ""
+            self._soon(
+                self._event(
+                    Event.DENIED,
+                    tenant_ref=item.tenant_ref,
+                    session_ref=item.session_ref,
+                    tier=item.tier,
+                    outcome=Outcome.OK if item.warned else Outcome.DENIED,
+                    reason=f"{DENIAL_PREFIX}{item.code}{times}",
+                    revision=item.revision,
+                )
+            )
+        if unrecorded:
+            reason = f"{DENIAL_PREFIX}{unrecorded} more placements have no record"
+            self._soon(self._event(Event.DENIED, outcome=Outcome.DENIED, reason=reason))
 
     def looked_up(self, tenant_ref: str, reason: str, *, found: bool) -> None:
         """Somebody asked whom a reference stands for. Durable before the answer.
@@ -281,6 +309,7 @@ class Journal:
         tokens: int = 0,
         outcome: Outcome = Outcome.OK,
         reason: str = "",
+        revision: str = "",
     ) -> AuditEvent:
         """Whose it is stands in a handle, in keys or in references; ``names`` name blocks."""
         keys = handle.keys if handle is not None else keys
@@ -298,7 +327,8 @@ class Journal:
             blocks=len(names) or blocks,
             bytes=size_bytes,
             tokens=tokens,
-            policy_revision=POLICY_REVISION,
+            policy_revision=revision
+            or (handle.placement.revision if handle is not None else self.policy_revision),
             blocks_root=blocks_root(names) if names else "",
             reason=_printable(reason),
         )

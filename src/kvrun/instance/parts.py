@@ -18,7 +18,7 @@ from kvrun.cache.events import Tier
 from kvrun.cache.memory import MemoryTier
 from kvrun.cache.object_tier import ObjectSettings, ObjectTier
 from kvrun.cache.order import Sharing
-from kvrun.cache.placement import OPEN_GATE, Gate
+from kvrun.cache.placement import Gate
 from kvrun.cache.state import BlockOwner
 from kvrun.cache.store import CacheStore
 from kvrun.claims.verify import ClaimVerifier
@@ -36,7 +36,8 @@ from kvrun.filelock import FileTakenError, hold_file
 from kvrun.instance.erasing import ErasureParts
 from kvrun.instance.erasures import Erasures
 from kvrun.instance.instance import Instance
-from kvrun.instance.journal import POLICY_REVISION, Journal
+from kvrun.instance.journal import Journal
+from kvrun.instance.residency import Residency
 from kvrun.instance.ring_signer import RingSigner
 from kvrun.instance.transfers import Transfers
 from kvrun.keys.opening import open_keys
@@ -119,6 +120,7 @@ def open_parts(
         stack.callback(log.close)
         journal = Journal(log, workspace, deployment)
         stack.callback(journal.write_owed)
+        residency = Residency.of(config, journal)
         settings = config.instance
         memory = MemoryTier[BlockOwner](
             memory_bytes or settings.memory_bytes, sharing=Sharing(settings.tenant_memory_bytes)
@@ -136,11 +138,12 @@ def open_parts(
             disk=disk,
             objects=objects,
             on_event=journal.cache_event,
-            gate=RecordedGate(journal, OPEN_GATE),
+            gate=RecordedGate(journal, residency),
             ttl_s=settings.block_ttl_s,
         )
         stack.callback(cache.close)
         instance = Instance(
+            residency=residency,
             workspace=workspace,
             deployment=deployment,
             stateless=config.deployment.stateless,
@@ -212,7 +215,7 @@ def open_erasures(
                         machine=config.erasure.machine_snapshot_days,
                     ),
                     declared=config.erasure.root_snapshot_days is not None,
-                    policy_revision=POLICY_REVISION,
+                    policy_revision=parts.journal.policy_revision,
                     log_id=log_id,
                 ),
                 now=time.time,

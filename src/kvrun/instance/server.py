@@ -110,6 +110,7 @@ class InstanceServer:
         scrubber.on_late = erasures.acknowledged
         instance.on_stale_claim = self._announce_erasure
         instance.on_revoked = self._announce_revoked
+        instance.residency.on_change = self._announce_policy
         claim_keys.ask_gateways = self._ask_gateways
 
     async def serve(self, path: Path, stop: asyncio.Event) -> None:
@@ -319,6 +320,10 @@ class InstanceServer:
 
     def _announce_erasure(self, tenant: str, session: str | None) -> None:
         self._push(Role.GATEWAY, SessionInvalidated(tenant, session or ""))
+
+    def _announce_policy(self) -> None:
+        # Whoever may not be served any more is refused when its session is opened again.
+        self._push(Role.GATEWAY, SessionInvalidated("", ""))
 
     def _announce_beginning(self, scope: ErasureScope) -> None:
         for tenant in _named(scope):

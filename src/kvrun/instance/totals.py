@@ -27,6 +27,7 @@ class Denial(StrEnum):
     KEYS = "keys"
     LOG = "log"
     NO_ENGINE = "no_engine"
+    RESIDENCY = "residency"
     OTHER = "other"
 
 

@@ -260,6 +260,8 @@ class Transfers:
                     handle.reuse.failed_blocks += 1
                     return None
                 tier = sealed.tier
+                if not handle.placement.allows(tier):
+                    raise KvrunError(f"the residency policy does not allow blocks in {tier.name}")
                 if len(sealed.view) != sealed_size(size):
                     raise _wrong_size(len(sealed.view), size)
                 handle.keys.sealer.open_into(context, sealed.view, slot)
@@ -298,7 +300,7 @@ class Transfers:
     ) -> None:
         try:
             for block in blocks:
-                if handle.revoked:
+                if handle.revoked or not handle.placement.allows(Tier.MEMORY):
                     break
                 sealed = self._seal_one(link, handle, block)
                 if sealed is not None:

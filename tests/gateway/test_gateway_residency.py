@@ -1,0 +1,63 @@
+"""Who may not be processed here is refused before the engine sees the prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import pytest
+from gateway_rig import FakeDaemon, FakeEngine, Gateway
+
+from kvrun.config import parse_config
+from kvrun.errors import KvrunError
+
+Start = Callable[..., Awaitable[Gateway]]
+
+
+class NotHereError(KvrunError):
+    status = 403
+
+
+async def test_a_tenant_whom_the_policy_does_not_allow_here_gets_403_and_the_engine_nothing(
+    start_gateway: Start, engine: FakeEngine
+) -> None:
+    daemon = FakeDaemon()
+    daemon.refuse = NotHereError("the residency policy does not allow this tenant in eu-west-1")
+    gateway = await start_gateway(daemon)
+    status, answer = await gateway.chat(headers={"X-KV-Tenant": "alice"})
+    assert status == 403
+    assert answer["error"]["code"] == "residency_denied"
+    assert answer["error"]["type"] == "permission_error"
+    assert engine.requests == []
+    daemon.refuse = None
+    assert (await gateway.chat(headers={"X-KV-Tenant": "alice"}))[0] == 200
+    assert len(engine.requests) == 1
+
+
+async def test_where_a_policy_is_enforced_nobody_is_served_while_the_daemon_cannot_be_asked(
+    start_gateway: Start, engine: FakeEngine
+) -> None:
+    daemon = FakeDaemon()
+    daemon.refuse = ConnectionRefusedError()
+    gateway = await start_gateway(daemon, require_daemon=True)
+    status, answer = await gateway.chat(headers={"X-KV-Tenant": "alice"})
+    assert (status, answer["error"]["code"]) == (503, "residency_unknown")
+    assert engine.requests == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "required"),
+    [
+        ("", False),
+        ('[residency]\nrepository = "/srv/policies"\n', True),
+        ('[residency]\nrepository = "/srv/policies"\nmode = "warn"\n', False),
+        ('[residency]\nmode = "enforce"\n', False),
+        (
+            '[residency]\nrepository = "/srv/policies"\n[gateway]\nrequire_daemon = false\n',
+            False,
+        ),
+    ],
+)
+def test_the_gateway_needs_the_daemon_where_a_policy_is_enforced(
+    settings: str, required: bool
+) -> None:
+    assert parse_config(settings, {}).gateway.require_daemon is required
