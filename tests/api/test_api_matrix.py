@@ -95,6 +95,7 @@ ROWS = (
     Row("detach_deployment", "deploy"),
     Row("get_overview", "view"),
     Row("get_cache", "view"),
+    Row("get_policy", "view"),
     Row("get_process_log", "deploy", path="process=engine"),
     Row("search_users", "view", {}),
     Row("search_users", "whois", {"query": "alice"}),

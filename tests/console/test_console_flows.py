@@ -21,7 +21,7 @@ from kvrun.console.pages import Pages
 from kvrun.console.runs import Result, Runs
 from kvrun.deployments.model import Deployment
 
-SECTIONS = ("", "/cache", "/users", "/audit", "/storage", "/certificates", "/settings")
+SECTIONS = ("", "/cache", "/policy", "/users", "/audit", "/storage", "/certificates", "/settings")
 
 
 @pytest.fixture

@@ -36,8 +36,8 @@ WORKSPACE_PAGES = (
     "members",
     "settings",
 )
-SECTIONS = ("", "/cache", "/users", "/audit", "/storage", "/certificates", "/isolation",
-            "/settings", "/erase")  # fmt: skip
+SECTIONS = ("", "/cache", "/policy", "/users", "/audit", "/storage",
+            "/certificates", "/isolation", "/settings", "/erase")  # fmt: skip
 
 
 @pytest.fixture

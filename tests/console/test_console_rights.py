@@ -30,6 +30,7 @@ PAGES = {
 SECTIONS = {
     "": set(ROLES),
     "/cache": set(ROLES),
+    "/policy": set(ROLES),
     "/users": set(ROLES),
     "/audit": set(ROLES),
     "/storage": set(ROLES),

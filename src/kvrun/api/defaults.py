@@ -10,7 +10,7 @@ from kvrun.deployments.spec import Value
 from kvrun.keys.signing import KeyPurpose
 from kvrun.launch.trust import own_keys
 
-_SECTIONS = ("witness", "storage", "audit", "alerts", "log", "erasure")
+_SECTIONS = ("witness", "storage", "audit", "alerts", "log", "erasure", "residency")
 _OWN = frozenset(
     {
         "audit.metrics_key_file",
@@ -22,7 +22,7 @@ _OWN = frozenset(
 
 def deployment_defaults(config: KvrunConfig) -> dict[str, Value]:
     """The settings, by dotted key, that were changed: witnesses, Storage, logs, alerts,
-    erasure.
+    erasure, residency.
 
     Not the key root: each deployment has one of its own, since destroying an epoch key reaches
     everything under it.

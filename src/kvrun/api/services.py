@@ -52,6 +52,7 @@ CALLBACK_PATH = "/api/v1/sign-in/oidc/callback"
 _SUPERVISE_EVERY_S = 1.0
 _KEYS_EVERY_S = 30.0
 _FORGET_EVERY_S = 60.0
+_TELL_EVERY_S = 2.0
 _WEBHOOK_EVERY_S = 15.0
 _OIDC_TIMEOUT_S = 10.0
 _SHOWN_NAME = 64
@@ -191,6 +192,7 @@ class Services:
         return [
             ("supervision", self.deployments.supervise, _SUPERVISE_EVERY_S),
             ("labels of tenants that are gone", self.deployments.forget_gone, _FORGET_EVERY_S),
+            ("labels for daemons", self.deployments.tell_tenants, _TELL_EVERY_S),
             ("the gateways' API keys", self.keys.keep_up, _KEYS_EVERY_S),
             ("the webhook for alerts", self.tell_webhook, _WEBHOOK_EVERY_S),
         ]

@@ -82,6 +82,7 @@ class AsyncDeployments(AsyncGroup):
     detach = async_answer(d.detach_deployment)
     overview = async_answer(d.get_overview)
     cache = async_answer(d.get_cache)
+    policy = async_answer(d.get_policy)
     process_log = async_answer(d.get_process_log)
 
     async def wait(

@@ -82,6 +82,7 @@ class Deployments(Group):
     detach = answer(d.detach_deployment)
     overview = answer(d.get_overview)
     cache = answer(d.get_cache)
+    policy = answer(d.get_policy)
     process_log = answer(d.get_process_log)
 
     def wait(

@@ -19,6 +19,7 @@ LAUNCHERS: Mapping[str, str] = {
 SECTIONS = (
     ("overview", "Overview", Permission.VIEW),
     ("cache", "KV cache", Permission.VIEW),
+    ("policy", "Residency", Permission.VIEW),
     ("users", "Users and sessions", Permission.VIEW),
     ("audit", "Audit log", Permission.AUDIT_READ),
     ("storage", "Storage", Permission.AUDIT_READ),

@@ -16,6 +16,7 @@ from kvrun.client.results.deployments import (
     ImportedList,
     Overview,
     Place,
+    PolicyState,
     Session,
     TenantNote,
 )
@@ -129,6 +130,11 @@ def get_overview(deployment_id: str) -> Call[Overview]:
 def get_cache(deployment_id: str) -> Call[Cache]:
     """What the cache holds by tier, how it is protected, and why a tier is off."""
     return Call("GET", path("deployments", deployment_id, "cache"), Cache)
+
+
+def get_policy(deployment_id: str) -> Call[PolicyState]:
+    """Which residency policy is followed and in force, and what was refused."""
+    return Call("GET", path("deployments", deployment_id, "policy"), PolicyState)
 
 
 def get_process_log(

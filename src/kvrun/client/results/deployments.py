@@ -146,6 +146,38 @@ class Cache(msgspec.Struct, frozen=True, kw_only=True):
     max_sessions_per_tenant: int
 
 
+class PolicyLook(msgspec.Struct, frozen=True, kw_only=True):
+    """How one look at a policy's repository ended, at ``at`` seconds since 1970."""
+
+    at: float
+    outcome: str
+    revision: str
+    problems: list[str]
+
+
+class PolicyState(msgspec.Struct, frozen=True, kw_only=True):
+    """A deployment's residency policy. ``running`` is what its instance has in force, None where
+    nobody answers; ``drift`` says where that is not ``revision``. Regions are declared."""
+
+    mode: str
+    repository: str | None
+    ref: str
+    region: str
+    storage_region: str
+    revision: str
+    author: str
+    subject: str
+    signed_by: str
+    activated_at: float | None
+    confirmed_at: float | None
+    running: str | None
+    standing: str
+    drift: str
+    refused: int | None
+    last: PolicyLook | None
+    history: list[PolicyLook]
+
+
 class EndUser(msgspec.Struct, frozen=True, kw_only=True):
     """An end user (tenant), by a pseudonym that dies with the user's key.
 
