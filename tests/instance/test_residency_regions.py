@@ -201,7 +201,7 @@ class Regions(RuleBasedStateMachine):
 
 
 TestRegions = Regions.TestCase
-TestRegions.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+TestRegions.settings = settings(max_examples=12, stateful_step_count=25, deadline=None)
 
 
 def test_the_same_user_has_blocks_in_the_own_region() -> None:

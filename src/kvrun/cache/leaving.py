@@ -8,17 +8,19 @@ from kvrun.cache.events import CacheEventKind, Tier
 from kvrun.cache.state import cell_of, slot_of
 
 if TYPE_CHECKING:
-    from kvrun.cache.sessionindex import SessionIndex
+    from kvrun.cache.sessionobjects import SessionObjects
 
 _AT_ONCE = 512
 
 
-def leave(session: SessionIndex, tier: Tier, reason: str) -> tuple[int, int]:
+def leave(session: SessionObjects, tier: Tier, reason: str) -> tuple[int, int]:
     """Blocks and sealed bytes that left ``tier``; what the session has elsewhere stays.
 
     Others use the index meanwhile: it is let go of every few hundred blocks. A block that somebody
     holds goes when it is let go of; it is found by nobody from now on.
     """
+    if tier is Tier.OBJECT:
+        return _leave_objects(session, reason)
     with session._state.lock:
         names = list(session._index)
     blocks = size = 0
@@ -31,7 +33,21 @@ def leave(session: SessionIndex, tier: Tier, reason: str) -> tuple[int, int]:
     return blocks, size
 
 
-def _leave_memory(session: SessionIndex, names: list[bytes]) -> tuple[int, int]:
+def _leave_objects(session: SessionObjects, reason: str) -> tuple[int, int]:
+    objects, packs = session._state.objects, session.packs
+    if objects is None or packs is None:
+        return 0, 0
+    with session._state.lock:
+        names = [pack.name for pack in packs.table.packs()]
+    for name in names:
+        packs.forget(name)
+    dropped = objects.drop(session.tenant_ref, session.session_ref, busy=packs.writing)
+    if dropped.blocks:
+        session._event(CacheEventKind.EVICTED, Tier.OBJECT, dropped.blocks, dropped.bytes, reason)
+    return dropped.blocks, dropped.bytes
+
+
+def _leave_memory(session: SessionObjects, names: list[bytes]) -> tuple[int, int]:
     state, free, size, blocks = session._state, [], 0, 0
     with state.lock:
         for name in names:
@@ -47,7 +63,7 @@ def _leave_memory(session: SessionIndex, names: list[bytes]) -> tuple[int, int]:
     return blocks, size
 
 
-def _leave_disk(session: SessionIndex, names: list[bytes]) -> tuple[int, int]:
+def _leave_disk(session: SessionObjects, names: list[bytes]) -> tuple[int, int]:
     state, disk, of_session = session._state, session._state.disk, session._disk
     if disk is None or of_session is None:
         return 0, 0

@@ -208,10 +208,13 @@ class CacheStore:
             left = leave(session, tier, reason)
             self._state.deliver()
             return left
-        disk = self._state.disk
-        if tier is not Tier.DISK or disk is None:
+        state = self._state
+        if tier is Tier.OBJECT and state.objects is not None:
+            dropped = state.objects.drop(tenant_ref, session_ref)
+        elif tier is Tier.DISK and state.disk is not None:
+            dropped = state.disk.drop_unopened(tenant_ref, session_ref)
+        else:
             return 0, 0
-        dropped = disk.drop_unopened(tenant_ref, session_ref)
         if dropped.blocks:
             self._state.events.add(
                 CacheEventKind.EVICTED,

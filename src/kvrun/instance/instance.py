@@ -32,7 +32,7 @@ from kvrun.keys.destruction import DestroyedKey
 from kvrun.keys.session import SessionKeys
 from kvrun.keys.source import SessionKeySource
 from kvrun.policy.compile import Placement
-from kvrun.policy.document import Tier
+from kvrun.policy.document import Tier as ResidencyTier
 from kvrun.telemetry.traces import NoTracing, SpanKind, Trace, Tracing
 
 _MAX_HASH_BYTES = 64
@@ -310,7 +310,7 @@ class Instance:
             if claim.generation != 0:
                 # Made before the deployment became stateless: its salt may name stored blocks.
                 raise DeniedError(Denial.CLAIM, "the claim is for a session that is kept")
-            if not self.residency.placement("").allows(Tier.GPU):
+            if not self.residency.placement("").allows(ResidencyTier.GPU):
                 raise ResidencyDeniedError(self.residency.facts.region)
             self.journal.admitted_stateless(claim.request_id)
             self.handles.totals.admitted(message.prompt_tokens)
@@ -327,7 +327,7 @@ class Instance:
         if layout is None:
             raise DeniedError(Denial.NO_ENGINE, "no engine is connected")
         placement = self.residency.placement(keys.tenant_ref)
-        if not placement.allows(Tier.GPU):
+        if not placement.allows(ResidencyTier.GPU):
             raise ResidencyDeniedError(self.residency.facts.region)
         keys.touch(self._now())
         cache = self.cache.session(
@@ -399,7 +399,7 @@ class Instance:
 
 
 def _allowed(placement: Placement, tiers: bytes) -> bytes:
-    """What is where it may not be by now is not found; what is in Storage comes by way of memory."""
+    """What is where it may not be is not found; what is in Storage comes by way of memory."""
     for tier in (Tier.MEMORY, Tier.DISK, Tier.OBJECT):
         by_memory = tier is not Tier.OBJECT or placement.allows(Tier.MEMORY)
         if not placement.allows(tier) or not by_memory:

@@ -76,7 +76,7 @@ class Sweep:
             self._sessions += sessions
             if taken:
                 self._clean_left = _CLEAN_PASSES
-            elif not self._is_mixed(revision):
+            elif not self._is_mixed(revision) and self._sees_storage():
                 self._clean_left -= 1
         if taken:
             _log.info("%d blocks were where revision %s does not allow them", taken, revision)
@@ -108,6 +108,11 @@ class Sweep:
                     self._size_bytes[name] = self._size_bytes.get(name, 0) + size_bytes
                 taken += blocks
         return taken
+
+    def _sees_storage(self) -> bool:
+        """What is in a store that does not answer is looked for when it does again."""
+        levels = self._instance.cache.levels()
+        return levels.object_available or not levels.has_objects
 
     def _is_mixed(self, revision: str) -> bool:
         return any(handle.placement.revision != revision for handle in self._instance.handles)
