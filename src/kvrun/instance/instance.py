@@ -25,13 +25,12 @@ from kvrun.instance.journal import Journal
 from kvrun.instance.layout import EngineLayout, WorkerShape
 from kvrun.instance.pack_keys import SessionPackKeys
 from kvrun.instance.protocol import Match, Matched, ProtocolError, Verdict, page_owner
-from kvrun.instance.residency import Residency
+from kvrun.instance.residency import Residency, ResidencyDeniedError, allowed_tiers
 from kvrun.instance.retention import RetentionDay
 from kvrun.instance.totals import Denial, DeniedError, denial_of
 from kvrun.keys.destruction import DestroyedKey
 from kvrun.keys.session import SessionKeys
 from kvrun.keys.source import SessionKeySource
-from kvrun.policy.compile import Placement
 from kvrun.policy.document import Tier as ResidencyTier
 from kvrun.telemetry.traces import NoTracing, SpanKind, Trace, Tracing
 
@@ -46,19 +45,6 @@ class ErasureUnderWayError(DeniedError):
 
     def __init__(self, message: str) -> None:
         super().__init__(Denial.BEING_ERASED, message)
-
-
-class ResidencyDeniedError(DeniedError):
-    """The policy does not allow that the tenant is processed in this instance's region."""
-
-    status = 403
-
-    def __init__(self, region: str) -> None:
-        where = f"the region {region}" if region else "this instance, whose region is not set"
-        super().__init__(
-            Denial.RESIDENCY, f"the residency policy does not allow this tenant in {where}"
-        )
-        self.hint = "Send the request to a deployment in a region that its policy allows."
 
 
 class Instance:
@@ -374,7 +360,7 @@ class Instance:
                 handle.chains[group, rank] = dict(enumerate(names))
                 handle.cache.pin(names)
                 handle.pinned.extend(names)
-                tiers.append(_allowed(handle.placement, handle.cache.match(names)))
+                tiers.append(allowed_tiers(handle.placement, handle.cache.match(names)))
                 if Tier.OBJECT in tiers[-1]:
                     handle.cache.prefetch(names)
             found.append(_in_all_ranks(tiers))
@@ -396,15 +382,6 @@ class Instance:
             return self.verifier.verify(message.claim).request_id
         except ClaimError:
             return ""
-
-
-def _allowed(placement: Placement, tiers: bytes) -> bytes:
-    """What is where it may not be is not found; what is in Storage comes by way of memory."""
-    for tier in (Tier.MEMORY, Tier.DISK, Tier.OBJECT):
-        by_memory = tier is not Tier.OBJECT or placement.allows(Tier.MEMORY)
-        if not placement.allows(tier) or not by_memory:
-            tiers = tiers.replace(bytes([tier]), b"\0")
-    return tiers
 
 
 def _in_all_ranks(tiers: list[bytes]) -> bytes:

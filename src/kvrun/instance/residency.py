@@ -21,6 +21,7 @@ from kvrun.cache.events import Tier as CacheTier
 from kvrun.config import KvrunConfig
 from kvrun.instance.journal import Journal
 from kvrun.instance.refusals import Refusals
+from kvrun.instance.totals import Denial, DeniedError
 from kvrun.policy.bundle import ActivePolicy, PolicyFolder, SyncStatus
 from kvrun.policy.compile import (
     CompiledRevision,
@@ -56,6 +57,19 @@ class Standing(StrEnum):
     ACTIVE = "active"
     AGED = "too old: GPU memory only"
     MISSING = "no valid policy: GPU memory only"
+
+
+class ResidencyDeniedError(DeniedError):
+    """The policy does not allow that the tenant is processed in this instance's region."""
+
+    status = 403
+
+    def __init__(self, region: str) -> None:
+        where = f"the region {region}" if region else "this instance, whose region is not set"
+        super().__init__(
+            Denial.RESIDENCY, f"the residency policy does not allow this tenant in {where}"
+        )
+        self.hint = "Send the request to a deployment in a region that its policy allows."
 
 
 class ResidencyState(msgspec.Struct, frozen=True, kw_only=True):
@@ -266,6 +280,18 @@ class Residency:
         if error.message != self._error:
             _log.error("the residency policy cannot be taken up: %s", error.message)
         self._error = error.message[:300]
+
+
+def allowed_tiers(placement: Placement, tiers: bytes) -> bytes:
+    """What ``match`` found (a tier a block), less what is where it may not be by now.
+
+    What is in Storage comes by way of memory.
+    """
+    for tier in (CacheTier.MEMORY, CacheTier.DISK, CacheTier.OBJECT):
+        by_memory = tier is not CacheTier.OBJECT or placement.allows(CacheTier.MEMORY)
+        if not placement.allows(tier) or not by_memory:
+            tiers = tiers.replace(bytes([tier]), b"\0")
+    return tiers
 
 
 def residency_operations(

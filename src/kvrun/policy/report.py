@@ -81,7 +81,7 @@ def _held(sessions: list[_Session], tier: str, region: str) -> Holding:
 
 def _apply(sessions: dict[tuple[str, str], _Session], record: Record) -> None:
     key = (record.tenant_ref, record.session_ref)
-    if record.event in _ENDS:
+    if record.event in _ENDS and not record.tier:
         sessions.pop(key, None)
         return
     session = sessions.get(key)
@@ -92,7 +92,7 @@ def _apply(sessions: dict[tuple[str, str], _Session], record: Record) -> None:
         session.has_key = True
     elif event is Event.SEALED:
         session.add(record.tier, blocks, size)
-    elif event is Event.EVICTED and record.tier in _TIERS:
+    elif event in (Event.EVICTED, Event.EXPIRED) and record.tier in _TIERS:
         session.add(record.tier, -blocks, -size)
     elif event in (Event.PERSISTED, Event.RESTORED):
         session.add(record.tier_to, blocks, size)
