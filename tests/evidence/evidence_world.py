@@ -33,7 +33,26 @@ from kvrun.evidence.anchor import scope_anchor
 from kvrun.evidence.export import Request, export_bundle
 from kvrun.evidence.period import parse_period
 from kvrun.evidence.scope import Scope, Site
+from kvrun.finetune.evaluation import (
+    EVALUATION_NAME,
+    STATEMENT_NAME,
+    BaseModel,
+    Evaluation,
+    EvaluationData,
+    Machine,
+    encode_evaluation,
+    sign_folder,
+)
+from kvrun.finetune.scoring import Score
+from kvrun.finetune.store import FineTunes
 from kvrun.instance.ring_signer import RingSigner
+from kvrun.isolation.report import (
+    Check,
+    IsolationPredicate,
+    object_name,
+    sign_result,
+)
+from kvrun.isolation.report import Outcome as CheckOutcome
 from kvrun.keys.signing import KeyPurpose, SigningRing
 
 LIMITS = AuditLimits(
@@ -82,6 +101,7 @@ class World:
         self.layout = self.config.layout
         self.ring = SigningRing(self.layout.signing_keys, now=self.clock)
         self.ring.load_or_create(KeyPurpose.CERTIFICATE)
+        self.ring.load_or_create(KeyPurpose.EVIDENCE)
         self.access = AccessLog(self.home, self.clock)
 
     @property
@@ -100,7 +120,7 @@ class World:
     def scope(self) -> Scope:
         spec = spec_of(self.config, "chat")
         site = Site("d-1", spec, "local", moment("2025-12-30"), None, self.config)
-        return Scope("acme", WORKSPACE_ID, "", (site,), self.home)
+        return Scope("acme", WORKSPACE_ID, "", (site,), self.home, self.layout)
 
     @property
     def anchor(self) -> TrustAnchor:
@@ -182,6 +202,57 @@ class World:
             )
         )
 
+    def self_test(self, day: str) -> None:
+        """A signed result of an isolation self-test, in Storage."""
+        result = IsolationPredicate(
+            issued_at=format_time(moment(day) + 9),
+            started_at=format_time(moment(day)),
+            workspace="acme",
+            deployment="chat",
+            engine="vllm",
+            version="0.1.0",
+            prompt_tokens=100,
+            restarted=False,
+            outcome=CheckOutcome.PASS,
+            checks=[Check(name="other_user", outcome=CheckOutcome.PASS, detail="nothing reused")],
+            timing=None,
+            erased=[],
+        )
+        data = sign_result(result, b"", self.ring.load_or_create(KeyPurpose.EVIDENCE))
+        self.plane.storage().create(f"acme/deployments/chat/{object_name(result)}", data)
+
+    def evaluation(self, name: str, day: str) -> None:
+        """A fine-tune with its evaluation on record."""
+        store = FineTunes(self.layout.finetunes)
+        folder = store.folder(name)
+        folder.mkdir(mode=0o700, parents=True)
+        (folder / "model.safetensors").write_bytes(b"weights of " + name.encode())
+        score = Score(loss=1.5, exact_matches=0, examples=1, answer_tokens=3)
+        what = Evaluation(
+            id=f"ft-{name}",
+            name=name,
+            evaluated_at=format_time(moment(day)),
+            seed=1,
+            base=BaseModel(model="tiny", digest="ab" * 32),
+            adapter_sha256="cd" * 32,
+            origin="imported",
+            training=None,
+            plan=None,
+            evaluation=EvaluationData(
+                sha256="ef" * 32, size_bytes=9, examples=1, split="given", overlap=None
+            ),
+            base_score=score,
+            tuned_score=score,
+            machine=Machine(system="Linux", processor="x", device="cpu", threads=1, versions={}),
+        )
+        (folder / EVALUATION_NAME).write_bytes(encode_evaluation(what))
+        key = self.ring.load_or_create(KeyPurpose.EVIDENCE)
+        issued = format_time(moment(day) + 1)
+        (folder / STATEMENT_NAME).write_bytes(
+            sign_folder(folder, what, key, issued_at=issued, version="0.1.0")
+        )
+        store.keep(folder, what)
+
     def alert(self, day: str, reason: str = "", settled: str = "") -> None:
         book = self.plane.alerts
         alert_id = book.prepare(LOG_ID, AlertKind.OMISSION, moment(day))
@@ -226,6 +297,9 @@ def quarter(root: Path) -> World:
     world.erase("er-1", "2026-01-11", "2026-01-12")
     world.day("2026-01-12", gone, epoch, whois, broken)
     world.collect()
+    world.self_test("2026-01-12")
+    world.self_test("2026-02-12")
+    world.evaluation("tuned", "2026-02-05")
     world.alert("2026-01-13", "counted by hand", "2026-01-14")
     world.alert("2026-01-30", "seen later", "2026-02-03")
     world.erase("er-2", "2026-01-31", "2026-02-02")

@@ -151,6 +151,15 @@ def _replace(name: str, old: bytes, new: bytes) -> Callable[[dict[str, bytes]], 
     return change
 
 
+def _replace_in(start: str, old: bytes, new: bytes) -> Callable[[dict[str, bytes]], None]:
+    def change(files: dict[str, bytes]) -> None:
+        (found,) = (item for item in files if item.startswith(start))
+        assert old in files[found]
+        files[found] = files[found].replace(old, new, 1)
+
+    return change
+
+
 def _drop_line(name: str, number: int) -> Callable[[dict[str, bytes]], None]:
     def change(files: dict[str, bytes]) -> None:
         (found,) = (item for item in files if item.endswith(name))
@@ -201,6 +210,11 @@ FORGERIES: dict[str, tuple[Callable[[dict[str, bytes]], None], BundleCheck, str]
         _replace("certificates/er-1.json", b'"format"', b'"farmat"'),
         BundleCheck.CERTIFICATES,
         "er-1.json",
+    ),
+    "a self-test made to pass": (
+        _replace_in("isolation/", b"kvrun-statement/v1", b"kvrun-statement/v2"),
+        BundleCheck.RESULTS,
+        ".json",
     ),
     "a person's change altered": (
         _replace("control-plane/records.jsonl", b"developer -> admin", b"developer -> owner"),

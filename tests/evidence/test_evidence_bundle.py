@@ -216,6 +216,25 @@ def test_a_control_is_present_by_what_was_counted_and_never_without(
     assert report.exit_code == 0, said(report)
 
 
+def test_self_tests_and_evaluations_of_the_period_are_in_it_signed(
+    world: World, bundle: Path
+) -> None:
+    with zipfile.ZipFile(bundle) as archive:
+        (test,) = (name for name in archive.namelist() if name.startswith("isolation/"))
+        assert not [name for name in archive.namelist() if name.startswith("finetunes/")]
+    assert test.startswith("isolation/d-1/")
+    assert check(world, bundle).of(BundleCheck.RESULTS).detail.startswith("1 ")
+    february = world.export("february.zip", Request(parse_period("2026-02-01", "2026-03-01")))
+    with zipfile.ZipFile(february) as archive:
+        assert "finetunes/ft-tuned/evaluation.json" in archive.namelist()
+    found = read_json(february, "controls.json")["controls"]
+    (entry,) = (item for item in found if item["framework"] == "EU AI Act")  # type: ignore[attr-defined]
+    assert (entry["state"], entry["counted"]) == ("present", {"evaluations": 1})
+    report = check(world, february)
+    assert report.exit_code == 0, said(report)
+    assert check(world, february, trusted=False).exit_code == 2
+
+
 def test_the_sample_is_what_the_seed_draws(world: World, bundle: Path) -> None:
     other = world.export("seed.zip", Request(JANUARY, sample=5, seed="2"))
     drawn = []

@@ -108,10 +108,12 @@ def _note(
 
 def _scope(services: Services, actor: Actor, workspace_id: str, deployment_id: str) -> Scope:
     names = {place.id: place.name for place in services.accounts.list_workspaces(actor)}
+    ours = names.get(workspace_id) == services.first_workspace
     return scope_of_workspace(
         services.deployments,
         services.home,
         workspace=names.get(workspace_id, workspace_id),
         workspace_id=workspace_id,
         deployment_id=deployment_id,
+        installation=services.config.layout if ours else None,
     )

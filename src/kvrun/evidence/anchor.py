@@ -23,6 +23,8 @@ _EXPORTED = (KeyPurpose.CERTIFICATE, KeyPurpose.CHECKPOINT, KeyPurpose.EVIDENCE)
 def scope_anchor(scope: Scope, *, signer: SigningKey | None = None) -> bytes:
     """The anchor's bytes; ``signer`` is a key of evidence that was made just now, if one was."""
     layouts = [*(site.config.layout for site in scope.sites), scope.home_layout]
+    if scope.installation is not None:
+        layouts.append(scope.installation)
     keys: dict[str, PublicKeyRecord] = {}
     logs: set[str] = set()
     witnesses: set[str] = set()

@@ -30,6 +30,7 @@ from kvrun.evidence.manifest import (
 )
 from kvrun.evidence.period import Period, parse_period
 from kvrun.evidence.report import BundleCheck, BundleReport, CheckResult, Findings
+from kvrun.evidence.results import result_checks
 from kvrun.keys.signing import KeyPurpose
 
 OnCheck = Callable[[BundleCheck], None]
@@ -116,6 +117,7 @@ class _Checks:
         )
         for check, ask in (
             (BundleCheck.CERTIFICATES, lists.certificates_valid),
+            (BundleCheck.RESULTS, result_checks(archive, self.anchor, period).check),
             (BundleCheck.POPULATIONS, lists.populations),
             (BundleCheck.CONTROLS, lists.controls),
         ):

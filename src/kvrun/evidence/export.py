@@ -42,6 +42,7 @@ from kvrun.evidence.manifest import (
 from kvrun.evidence.page import bundle_page
 from kvrun.evidence.period import Period
 from kvrun.evidence.populations import Population, alert_row, deployment_row, header
+from kvrun.evidence.results import take_results
 from kvrun.evidence.sample import Drawn, draw
 from kvrun.evidence.scope import Scope, Site
 from kvrun.evidence.staging import Part, StagedFile, Staging
@@ -134,6 +135,7 @@ class _Export:
         self._check_folder()
         sites = {site.id: self._site(site) for site in self.scope.sites}
         access = self._access()
+        self.staging.part("d-results", _Nothing, self._results, keep=False)
         drawn = self._draw(sites)
         for site in self.scope.sites:
             self._sample(site, sites[site.id].logs, drawn)
@@ -212,6 +214,10 @@ class _Export:
         if not scope.workspace_id:
             return None
         return self.staging.part("b-control-plane", _AccessFacts, make, keep=False).journal
+
+    def _results(self, part: Part) -> _Nothing:
+        take_results(part, self.scope, self.period)
+        return _Nothing()
 
     def _draw(self, sites: dict[str, _SiteFacts]) -> list[Drawn]:
         frames = [frame for name, facts in sites.items() for frame in frames_of(name, facts.logs)]

@@ -24,6 +24,7 @@ class BundleCheck(StrEnum):
     SAMPLE = "sample"
     JOURNALS = "journals"
     CERTIFICATES = "certificates"
+    RESULTS = "results"
     POPULATIONS = "populations"
     CONTROLS = "controls"
 

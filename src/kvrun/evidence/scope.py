@@ -42,7 +42,8 @@ class Scope:
 
     ``home`` is the control plane's own folder: the key that signs bundles is there, and the log of
     people and deployments, of which the records of ``workspace_id`` count (and of ``deployment_id``
-    alone, where one is set).
+    alone, where one is set). ``installation`` is
+    the control plane's own data folder where its fine-tunes are the workspace's.
     """
 
     workspace: str
@@ -50,6 +51,12 @@ class Scope:
     deployment_id: str
     sites: tuple[Site, ...]
     home: Path
+    installation: DataLayout | None = None
+
+    @property
+    def finetunes(self) -> Path | None:
+        """Where the fine-tunes are whose evaluations may belong into the bundle."""
+        return self.installation.finetunes if self.installation is not None else None
 
     @property
     def home_layout(self) -> DataLayout:
@@ -62,7 +69,7 @@ def scope_of_config(config: KvrunConfig, home: Path) -> Scope:
     deployment = config.deployment
     spec = spec_of(config, deployment.name)
     site = Site(deployment.name, spec, "own", 0.0, None, config)
-    return Scope(deployment.workspace, "", "", (site,), home)
+    return Scope(deployment.workspace, "", "", (site,), home, config.layout)
 
 
 def scope_of_workspace(
@@ -72,6 +79,7 @@ def scope_of_workspace(
     workspace: str,
     workspace_id: str,
     deployment_id: str = "",
+    installation: DataLayout | None = None,
 ) -> Scope:
     """A workspace's deployments, deleted ones included, or one of them.
 
@@ -83,9 +91,8 @@ def scope_of_workspace(
         for item in deployments.list(workspace_id)
         if deployment_id in ("", item.id)
     ]
-    return Scope(
-        workspace, workspace_id, deployment_id, tuple(sorted(sites, key=lambda site: site.id)), home
-    )
+    ordered = tuple(sorted(sites, key=lambda site: site.id))
+    return Scope(workspace, workspace_id, deployment_id, ordered, home, installation)
 
 
 def _site(deployments: Deployments, item: Deployment) -> Site:

@@ -9,7 +9,15 @@ from kvrun.evidence.errors import EvidenceError
 
 _HERE = Path(__file__).parent / "files"
 _CHECKOUT = Path(__file__).parents[3]
-_PAGES = ("audit-log.md", "erasure-certificate.md", "evidence-bundle.md", "sealed-block.md")
+_PAGES = (
+    "audit-log.md",
+    "erasure-certificate.md",
+    "evidence-bundle.md",
+    "finetune-evaluation.md",
+    "isolation-self-test.md",
+    "sealed-block.md",
+    "statement.md",
+)
 _VERIFIERS = ("kvrun_verify.py", "verify.html")
 
 
