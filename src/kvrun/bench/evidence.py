@@ -39,6 +39,7 @@ class EvidenceBenchSettings:
 @dataclass(frozen=True, slots=True)
 class _Figures:
     wall_s: float
+    cpu_s: float
     peak_bytes: int
     size_bytes: int
     exit_code: int
@@ -103,7 +104,7 @@ def _seconds(metric: str, figures: _Figures, against: str, goal: int | None) -> 
         metric=metric,
         value=round(figures.wall_s, 2),
         unit="s",
-        against=against,
+        against=f"{against}; {figures.cpu_s:.1f} s of CPU time, start of the process included",
         goal=f"<= {goal}" if goal else None,
         met=figures.wall_s <= goal if goal else None,
     )

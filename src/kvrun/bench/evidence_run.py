@@ -29,9 +29,11 @@ def main(what: str, folder: Path, name: str, sample: int, *, full: bool) -> None
         code = report.exit_code
         for item in report.failed:
             sys.stderr.write(f"{item.check}: {item.detail}\n")
+    used = resource.getrusage(resource.RUSAGE_SELF)
     figures = {
         "wall_s": time.monotonic() - began,
-        "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "cpu_s": used.ru_utime + used.ru_stime,
+        "peak_bytes": used.ru_maxrss * 1024,
         "size_bytes": path.stat().st_size,
         "exit_code": code,
     }

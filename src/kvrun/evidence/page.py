@@ -78,11 +78,15 @@ def _control(entry: ControlEntry) -> list[str]:
     where = "<br>".join(_place(name) for name in entry.files) or "nothing"
     return [
         escape(entry.framework),
-        f"<strong>{escape(entry.requirement)}</strong><br>{escape(entry.title)}",
+        f"<strong>{escape(entry.requirement)}</strong>" + _title(entry),
         escape(entry.evidence),
         f'{badge}<br><span class="note">{escape(counted)}</span>',
         where,
     ]
+
+
+def _title(entry: ControlEntry) -> str:
+    return "" if entry.title == entry.requirement else f"<br>{escape(entry.title)}"
 
 
 def _lists(summary: Summary) -> str:

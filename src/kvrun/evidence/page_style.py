@@ -24,9 +24,9 @@ h2 { margin: 2.2rem 0 .6rem; font-size: 1.15rem; }
 .state.present { color: var(--good); background: var(--goodbg); }
 .state.none { color: var(--open); background: var(--openbg); }
 table { width: 100%; border-collapse: collapse; }
-th { text-align: left; color: var(--soft); font-weight: 500; }
+th { text-align: left; color: var(--soft); font-weight: 500; white-space: nowrap; }
 th, td { padding: .5rem .9rem .5rem 0; border-bottom: 1px solid var(--line); vertical-align: top;
-  overflow-wrap: anywhere; }
+  overflow-wrap: break-word; }
 ul, ol { margin: 0; padding-left: 1.2rem; } li { margin: .2rem 0; }
 ul.files { columns: 18rem; font-size: .9rem; }
 footer { margin-top: 2.5rem; padding-top: 1rem; border-top: 1px solid var(--line); }

@@ -28,7 +28,7 @@ from kvrun.finetune.store import FineTunes
 from kvrun.isolation.report import FOLDER_NAME, read_result
 from kvrun.statements.document import (
     MAX_DOCUMENT_BYTES,
-    Predicate,
+    PredicateT,
     Signed,
     Signer,
     StatementError,
@@ -106,13 +106,13 @@ class ResultChecks:
         self.results += 1
         self._signer(statement, signed)
 
-    def _take(self, name: str, signed: Signed[Predicate]) -> None:
+    def _take(self, name: str, signed: Signed[PredicateT]) -> None:
         if not self.period.has(signed.predicate.issued_at):
             self.found.fail(name, "it is not of the period")
         self.results += 1
         self._signer(name, signed)
 
-    def _signer(self, name: str, signed: Signed[Predicate]) -> None:
+    def _signer(self, name: str, signed: Signed[PredicateT]) -> None:
         if self.anchor is not None:
             signer, why = judge_signer(signed, self.anchor.keys)
             if signer is not Signer.TRUSTED:
