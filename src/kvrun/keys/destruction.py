@@ -2,7 +2,7 @@
 
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 
@@ -10,7 +10,12 @@ from kvrun.keys.errors import KeyUnavailableError
 from kvrun.keys.hierarchy import prefix_salt, session_ref
 from kvrun.keys.keyring import Keyring
 from kvrun.keys.open_handles import OpenHandles
-from kvrun.keys.ring_entries import DestructionEvidence, SessionEntry, TenantEntry
+from kvrun.keys.ring_entries import (
+    DestructionEvidence,
+    OpenedSession,
+    SessionEntry,
+    TenantEntry,
+)
 from kvrun.keys.session import HandleEnd
 from kvrun.keys.shared_run import SharedRun
 
@@ -94,7 +99,7 @@ class Destroyer:
     ) -> list[DestroyedKey]:
         """Destroy entries, each with its reason, in one rotation. The lock is held."""
         # Handles first: from here on nobody can use the keys, whatever happens below.
-        named = [(entry, *self._end_handle(entry)) for entry in sessions]
+        named = list(self._end_handles(sessions))
         tenant_refs = {entry: self._tenant_ref(entry) for entry in tenants}
         evidence = self._ring.destroy(list(sessions), list(tenants))
         destroyed = [
@@ -170,18 +175,25 @@ class Destroyer:
                 if not self._doomed[victim]:
                     del self._doomed[victim]
 
-    def _end_handle(self, entry: SessionEntry) -> tuple[str, str, str]:
-        """End the session's handle if it has one; its tenant and session pseudonyms and salt."""
-        handle = self._handles.end(entry)
-        if handle is not None:
-            return handle.tenant_ref, handle.session_ref, handle.salt
-        try:
-            with self._ring.opened(entry) as opened:
-                scope = opened.scope
-                salt = prefix_salt(opened.salt_seed, scope.deployment, scope.tenant, scope.session)
-                return opened.tenant_ref, session_ref(opened.name_key, scope), salt
-        except KeyUnavailableError:
-            return self._tenant_ref(entry.tenant), "", ""  # damaged: destroyed all the same
+    def _end_handles(
+        self, sessions: Iterable[SessionEntry]
+    ) -> Iterator[tuple[SessionEntry, str, str, str]]:
+        """End the sessions' handles; each with tenant and session pseudonyms and salt."""
+        closed: dict[TenantEntry, list[SessionEntry]] = {}
+        for entry in sessions:
+            handle = self._handles.end(entry)
+            if handle is not None:
+                yield entry, handle.tenant_ref, handle.session_ref, handle.salt
+            else:
+                closed.setdefault(entry.tenant, []).append(entry)
+        for tenant, entries in closed.items():
+            try:
+                with self._ring.opening(tenant) as open_session:
+                    found = [(entry, *_names(open_session, entry)) for entry in entries]
+            except KeyUnavailableError:
+                found = [(entry, "", "") for entry in entries]
+            ref = self._tenant_ref(tenant)
+            yield from ((entry, ref, session, salt) for entry, session, salt in found)
 
     def _tenant_ref(self, entry: TenantEntry) -> str:
         try:
@@ -192,3 +204,16 @@ class Destroyer:
 
 def _ids(sessions: Sequence[SessionEntry], tenants: Sequence[TenantEntry]) -> list[str]:
     return [entry.key_id.hex() for entry in sessions] + [t.key_id.hex() for t in tenants]
+
+
+def _names(
+    open_session: Callable[[SessionEntry], OpenedSession], entry: SessionEntry
+) -> tuple[str, str]:
+    """A session's pseudonym and salt; empty where it is damaged, and destroyed all the same."""
+    try:
+        opened = open_session(entry)
+    except KeyUnavailableError:
+        return "", ""
+    scope = opened.scope
+    salt = prefix_salt(opened.salt_seed, scope.deployment, scope.tenant, scope.session)
+    return session_ref(opened.name_key, scope), salt

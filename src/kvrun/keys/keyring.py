@@ -191,29 +191,29 @@ class Keyring:
 
         Raises KeyUnavailableError when the slot does not open.
         """
-        self._check()
-        store = self._store
+        with self.opening(entry.tenant) as open_session:
+            yield open_session(entry)
+
+    @contextmanager
+    def opening(self, owner: TenantEntry) -> Iterator[Callable[[SessionEntry], OpenedSession]]:
+        """Opens sessions of one tenant, one after the other; raises as ``opened``."""
+        store, ring = self._store, self._store.ring
         try:
-            try:
-                self._groups.read_tenant(entry.tenant)
-                self._groups.read_session(entry)
-            except (WrapError, SlotFileError, OSError) as error:
-                raise KeyUnavailableError(f"A session key does not open: {error}") from error
-            ring = store.ring
-            tenant = get_name(store.tenant_payload[KEY_BYTES:])
-            payload = store.session_payload
-            scope = SessionScope(
-                ring.workspace, ring.deployment, tenant, get_name(payload[3 * KEY_BYTES :])
-            )
-            yield OpenedSession(
-                scope,
-                tenant_ref(
-                    store.tenant_payload[:KEY_BYTES], ring.workspace, ring.deployment, tenant
-                ),
-                payload[:KEY_BYTES],
-                payload[KEY_BYTES : 2 * KEY_BYTES],
-                payload[2 * KEY_BYTES : 3 * KEY_BYTES],
-            )
+            tenant, ref = self._tenant_names(owner)
+            parent = self._groups.tenant_wrapper(owner)
+
+            def open_session(entry: SessionEntry) -> OpenedSession:
+                try:
+                    self._groups.read_session(entry, parent)
+                except (WrapError, SlotFileError, OSError) as error:
+                    raise KeyUnavailableError(f"A session key does not open: {error}") from error
+                payload = store.session_payload
+                session = get_name(payload[3 * KEY_BYTES :])
+                scope = SessionScope(ring.workspace, ring.deployment, tenant, session)
+                keys = (payload[at : at + KEY_BYTES] for at in range(0, 3 * KEY_BYTES, KEY_BYTES))
+                return OpenedSession(scope, ref, *keys)
+
+            yield open_session
         finally:
             store.wipe_payloads()
 
@@ -223,17 +223,10 @@ class Keyring:
 
     def tenant_names(self, entry: TenantEntry) -> tuple[str, str]:
         """The tenant's id and pseudonym; KeyUnavailableError when its slot does not open."""
-        self._check()
-        store = self._store
         try:
-            self._groups.read_tenant(entry)
-            name = get_name(store.tenant_payload[KEY_BYTES:])
-            key = store.tenant_payload[:KEY_BYTES]
-            return name, tenant_ref(key, store.ring.workspace, store.ring.deployment, name)
-        except (WrapError, SlotFileError, OSError) as error:
-            raise KeyUnavailableError(f"A tenant key does not open: {error}") from error
+            return self._tenant_names(entry)
         finally:
-            store.wipe_payloads()
+            self._store.wipe_payloads()
 
     def destroy(
         self, sessions: Sequence[SessionEntry], tenants: Sequence[TenantEntry] = ()
@@ -343,6 +336,17 @@ class Keyring:
             else:
                 entry.tenant.sessions.pop(entry.tag, None)
                 group.sessions.pop(entry.slot, None)
+
+    def _tenant_names(self, entry: TenantEntry) -> tuple[str, str]:
+        """As ``tenant_names``; the tenant's key is in the store's scratch afterwards."""
+        self._check()
+        payload, ring = self._store.tenant_payload, self._store.ring
+        try:
+            self._groups.read_tenant(entry)
+            name = get_name(payload[KEY_BYTES:])
+            return name, tenant_ref(payload[:KEY_BYTES], ring.workspace, ring.deployment, name)
+        except (WrapError, SlotFileError, OSError) as error:
+            raise KeyUnavailableError(f"A tenant key does not open: {error}") from error
 
     def _create_tenant(self, slot: int, tenant: str, now: float) -> TenantEntry:
         store = self._store

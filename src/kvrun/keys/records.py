@@ -78,16 +78,13 @@ def made_in_of(header: bytes) -> int:
     return int.from_bytes(header[_EPOCH_AT : _EPOCH_AT + 8], "big")
 
 
-def moved_header(header: bytes, made_in: int, used_us: int) -> bytes:
-    """A packed header for the same key under another group key, with its last use."""
-    return b"".join(
-        (
-            header[:_EPOCH_AT],
-            made_in.to_bytes(8, "big"),
-            header[_CREATED_AT:_USED_AT],
-            used_us.to_bytes(8, "big"),
-        )
-    )
+def moved_header(header: bytes, made_in: bytes, used_us: int) -> bytes:
+    """A packed header for the same key under another group key, with its last use.
+
+    ``made_in`` as it stands in a header.
+    """
+    lasting, created = header[:_EPOCH_AT], header[_CREATED_AT:_USED_AT]
+    return lasting + made_in + created + used_us.to_bytes(8, "big")
 
 
 def key_header(body: memoryview) -> KeyHeader:
@@ -175,6 +172,8 @@ def check_name(value: str, what: str) -> str:
 
 
 _EPOCH_AT = LASTING_BYTES
+MADE_IN = slice(_EPOCH_AT, _EPOCH_AT + 8)
+"""Where a packed tenant's or session's header names its group key."""
 _CREATED_AT = _EPOCH_AT + 8
 _USED_AT = _CREATED_AT + 8
 _HEADER = struct.Struct(">16s16sQQQQ")

@@ -5,7 +5,7 @@ slots only the victims' groups are wrapped again, and the other groups' keys sta
 records. A group key that ever covered a destroyed record is never wrapped under a later epoch key.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -14,6 +14,7 @@ from kvrun.keys.locked import Secret
 from kvrun.keys.records import (
     HEADER_BYTES,
     KEY_BYTES,
+    MADE_IN,
     SESSION_PAYLOAD_BYTES,
     TENANT_PAYLOAD_BYTES,
     KeyHeader,
@@ -24,7 +25,7 @@ from kvrun.keys.records import (
 )
 from kvrun.keys.ring_entries import SessionEntry, TenantEntry, microseconds
 from kvrun.keys.ring_store import GROUP_SLOTS, EpochKeys, RingStore
-from kvrun.keys.wrap import OVERHEAD_BYTES, KeyWrapper
+from kvrun.keys.wrap import OVERHEAD_BYTES, KeyWrapper, Moving
 
 
 @dataclass(slots=True, eq=False)
@@ -222,39 +223,32 @@ class GroupKeys:
         """
         store = self._store
         target = self.wrapper(group)
-        made_in = group.made_in
+        made_in = group.made_in.to_bytes(8, "big")
         sources = {made_in: target}
         if group.earlier is not None:
-            sources[group.earlier[0]] = KeyWrapper(group.earlier[1].view, store.random_into)
+            earlier, key = group.earlier
+            sources[earlier.to_bytes(8, "big")] = KeyWrapper(key.view, store.random_into)
         wanted = {entry.slot: entry for entry in entries}
-        forms: dict[int, _Form] = {
-            kind: _Form(
-                store.ring.record_prefix(kind), memoryview(bytearray(covered + OVERHEAD_BYTES))
-            )
-            for kind, covered in _COVERED.items()
-        }
+        out = store.slots.renewed
+        head = out[:HEADER_BYTES]
+        forms = {int(kind): self._form(kind, target, out) for kind in _COVERED}
 
-        def renew(slot: int, kind: int, old: memoryview, out: memoryview) -> int:
-            entry = wanted.get(slot)
-            form = forms.get(kind)
-            if entry is None or form is None or len(old) != form.body_bytes:
+        def renew(slot: int, kind: int, old: memoryview) -> int:
+            entry, form = wanted.get(slot), forms.get(kind)
+            if entry is None or form is None or type(entry) is not form.entry:
                 return 0
-            of_session = type(entry) is SessionEntry
             header = bytes(old[:HEADER_BYTES])
-            source = sources.get(made_in_of(header))
-            if source is None or of_session != (kind == RecordKind.SESSION_KEYS):
-                return 0
-            if not header.startswith(entry.key_id):
+            source = sources.get(header[MADE_IN])
+            if source is None or not header.startswith(entry.key_id):
                 return 0
             # What else is in the header is authenticated below, and stays.
             fresh = moved_header(header, made_in, microseconds(entry.used))
+            prefix = form.prefix
             try:
-                source.unwrap_into(form.prefix + header, old[HEADER_BYTES:], form.inner)
+                form.move(source, prefix + header, old[HEADER_BYTES:], prefix + fresh)
             except WrapError:
                 return 0
-            out[:HEADER_BYTES] = fresh
-            wrap = out[HEADER_BYTES : form.body_bytes]
-            target.wrap_into(form.prefix + fresh, form.inner, wrap)
+            head[:] = fresh
             if type(entry) is SessionEntry:
                 entry.used_on_disk = entry.used
             del wanted[slot]
@@ -275,6 +269,14 @@ class GroupKeys:
             yield
         finally:
             self._bodies, self._outers = {}, None
+
+    def _form(self, kind: RecordKind, target: KeyWrapper, out: memoryview) -> "_Form":
+        """How records of a kind move under a wrapper's key into ``out``."""
+        size = _COVERED[kind] + OVERHEAD_BYTES
+        end = HEADER_BYTES + size + OVERHEAD_BYTES
+        moving = Moving(target, size, out[HEADER_BYTES:end])
+        entry = SessionEntry if kind is RecordKind.SESSION_KEYS else TenantEntry
+        return _Form(entry, self._store.ring.record_prefix(kind), moving.move, end)
 
     def _read(self, slot: int, kind: RecordKind, parent: KeyWrapper, out: memoryview) -> None:
         store = self._store
@@ -327,15 +329,12 @@ def group_slot(slot: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """A kind's AAD prefix, and room for what stands below the outer wrap."""
+    """The entries of a kind of record, its AAD prefix, how its records move, their bodies' size."""
 
+    entry: type[SessionEntry] | type[TenantEntry]
     prefix: bytes
-    inner: memoryview
-
-    @property
-    def body_bytes(self) -> int:
-        """The size of a record's body."""
-        return HEADER_BYTES + len(self.inner) + OVERHEAD_BYTES
+    move: Callable[[KeyWrapper, bytes, memoryview, bytes], None]
+    body_bytes: int
 
 
 _COVERED = {

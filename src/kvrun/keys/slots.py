@@ -36,8 +36,8 @@ class SlotRecord:
     body: memoryview
 
 
-Renew = Callable[[int, int, memoryview, memoryview], int]
-"""Given slot, kind and body, puts another body into the last; its length, or 0: it stays."""
+Renew = Callable[[int, int, memoryview], int]
+"""Given slot, kind and body, puts another body into ``renewed``; its length, or 0: it stays."""
 
 
 class ReadBack(Enum):
@@ -154,17 +154,28 @@ class SlotFile:
             for slot, kind, sequence, body in self._occupied(first, self._scan_slots):
                 yield slot, SlotRecord(kind, sequence, body)
 
+    @property
+    def renewed(self) -> memoryview:
+        """Where a body goes that replaces another, see ``rewrite``."""
+        return self._scratch[_HALF.size : _CHECKED]
+
     def rewrite(self, first: int, count: int, renew: Renew) -> None:
         """Have the bodies of the occupied ones among ``count`` slots renewed, read at one go.
 
         Checksums are not looked at: this is for bodies that authenticate themselves. No sync.
         """
         target = self._scratch
-        out = target[_HALF.size : _CHECKED]
+        whole, checked, place = target[:HALF_BYTES], target[:_CHECKED], target[_CHECKED:HALF_BYTES]
+        current = self._current
         for slot, kind, _, body in self._occupied(first, count):
-            length = renew(slot, kind, body, out)
-            if length:
-                self._put(slot, kind, target, length)
+            if length := renew(slot, kind, body):
+                half = 1 if current[slot] == 1 else 0
+                self._sequence += 1
+                _HALF.pack_into(target, 0, _MAGIC, VERSION, kind, self._sequence, length, 0)
+                checked[_HALF.size + length :] = _ZEROS[: BODY_BYTES - length]
+                place[:] = self._checksum(checked, slot, half)
+                self._io.pwrite(self._descriptor, whole, _offset(slot, half))
+                current[slot] = half + 1
 
     def take_free(self) -> int:
         """A free slot, growing the file when there is none. It stays free until written."""
@@ -179,9 +190,15 @@ class SlotFile:
                 f"A slot holds 1 to {BODY_BYTES} bytes of a kind from 1 to 65535, "
                 f"not {len(body)} bytes of kind {kind}"
             )
+        half = 1 if self._current[slot] == 1 else 0
+        self._sequence += 1
         target = self._scratch
+        _HALF.pack_into(target, 0, _MAGIC, VERSION, kind, self._sequence, len(body), 0)
         target[_HALF.size : _HALF.size + len(body)] = body
-        self._put(slot, kind, target, len(body))
+        target[_HALF.size + len(body) : _CHECKED] = _ZEROS[: BODY_BYTES - len(body)]
+        target[_CHECKED:HALF_BYTES] = self._checksum(target[:_CHECKED], slot, half)
+        self._io.pwrite(self._descriptor, target[:HALF_BYTES], _offset(slot, half))
+        self._current[slot] = half + 1
 
     def zero_stale_halves(self, slots: Sequence[int]) -> ReadBack:
         """Zero the half beside the current one, sync, and read back that it is zero."""
@@ -223,17 +240,6 @@ class SlotFile:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
-
-    def _put(self, slot: int, kind: int, target: memoryview, length: int) -> None:
-        """Write the half in ``target``, whose body is there already."""
-        half = 1 if self._current[slot] == 1 else 0
-        self._sequence += 1
-        _HALF.pack_into(target, 0, _MAGIC, VERSION, kind, self._sequence, length, 0)
-        end = _HALF.size + length
-        target[end:_CHECKED] = _ZEROS[: _CHECKED - end]
-        target[_CHECKED:HALF_BYTES] = self._checksum(target, slot, half)
-        self._io.pwrite(self._descriptor, target[:HALF_BYTES], _offset(slot, half))
-        self._current[slot] = half + 1
 
     def _read_header(self) -> None:
         size = os.fstat(self._descriptor).st_size
@@ -318,7 +324,7 @@ class SlotFile:
         magic, version, kind, sequence, length, zero = _HALF.unpack_from(raw)
         if magic != _MAGIC or version != VERSION or zero or not 0 < length <= BODY_BYTES:
             return None
-        if raw[_CHECKED:] != self._checksum(raw, slot, half):
+        if raw[_CHECKED:] != self._checksum(raw[:_CHECKED], slot, half):
             return None
         return SlotRecord(kind, sequence, raw[_HALF.size : _HALF.size + length])
 
@@ -327,10 +333,10 @@ class SlotFile:
         self._io.pread_into(self._descriptor, memoryview(content), _offset(slot, 0))
         return content != _ZERO_SLOT
 
-    def _checksum(self, raw: memoryview, slot: int, half: int) -> bytes:
+    def _checksum(self, checked: memoryview, slot: int, half: int) -> bytes:
         # Bound to file and place, so that a half copied elsewhere is as invalid as a torn one.
         state = hashlib.sha256(self._file_id + _PLACE.pack(slot, half))
-        state.update(raw[:_CHECKED])
+        state.update(checked)
         return state.digest()
 
     def _grow(self) -> None:

@@ -74,5 +74,39 @@ class KeyWrapper:
             ) from None
 
 
+class Moving:
+    """Takes what is ``size`` bytes below one wrap and puts it under another, many times.
+
+    ``out`` is where the new wrap goes, ``size + OVERHEAD_BYTES`` long.
+    """
+
+    def __init__(self, target: KeyWrapper, size: int, out: memoryview) -> None:
+        self._target = target._cipher
+        self._random_into = target._random_into
+        self._inner = memoryview(bytearray(size))
+        self._nonce, self._sealed = out[:NONCE_BYTES], out[NONCE_BYTES:]
+        self._wrapped_bytes = size + OVERHEAD_BYTES
+        self._nonces = memoryview(bytearray(_MOVED_AT_ONCE * NONCE_BYTES))
+        self._nonce_at = len(self._nonces)
+
+    def move(self, source: KeyWrapper, aad: bytes, wrapped: memoryview, fresh_aad: bytes) -> None:
+        """Wrap it again into ``out``. Raises WrapError when it does not open under ``source``."""
+        if len(wrapped) != self._wrapped_bytes:
+            raise WrapError(f"A wrap has {self._wrapped_bytes} bytes here, not {len(wrapped)}")
+        inner, at = self._inner, self._nonce_at
+        try:
+            source._cipher.decrypt_into(wrapped[:NONCE_BYTES], wrapped[NONCE_BYTES:], aad, inner)
+        except InvalidTag:
+            inner[:] = bytes(len(inner))
+            raise WrapError("A wrapped key does not open") from None
+        if at == len(self._nonces):
+            self._random_into(self._nonces)
+            at = 0
+        self._nonce_at = at + NONCE_BYTES
+        self._nonce[:] = self._nonces[at : at + NONCE_BYTES]
+        self._target.encrypt_into(self._nonce, inner, fresh_aad, self._sealed)
+
+
 _POOLED_NONCES = 16
+_MOVED_AT_ONCE = 64
 _LABEL = b"kvrun/key-wrap/v1\x00"
