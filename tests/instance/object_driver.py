@@ -44,7 +44,7 @@ class Driver:
 
     def __init__(self) -> None:
         self.numbers = count()
-        self.stored: dict[int, list[bytes]] = {}
+        self.stored: dict[int, list[list[bytes]]] = {}
 
     async def drive(self, socket: Path, given: dict[str, str]) -> None:
         """Ask for requests one after another until the daemon is gone."""
@@ -68,13 +68,15 @@ class Driver:
     ) -> None:
         """Have some earlier blocks opened, then store new ones."""
         mine = self.stored.setdefault(number % 3, [])
-        earlier = random.sample(mine, min(len(mine), 8))
+        # A prompt of before, from its first block on: a block is bound to its place.
+        earlier = random.choice(mine) if mine else []
         fresh = [secrets.token_bytes(32) for _ in range(BLOCKS)]
         claim = signer.sign(stamped(granted, f"tenant-{number % 3}", f"r-{number}"))
         answer = engine.match(claim, granted.salt, earlier)
         if answer.verdict is not Verdict.ADMITTED:
             return
-        found = [h for h, tier in zip(earlier, *answer.tiers, strict=True) if tier] if mine else []
+        tiers = answer.tiers[0] if answer.tiers else b""
+        found = earlier[: (tiers + b"\0").index(0)]
         if found:
             opened = engine.load(answer.handle, found)
             for block_hash, plain in opened.plain.items():
@@ -82,7 +84,7 @@ class Driver:
                     say("WRONG", block_hash.hex())
             say("opened", len(opened.plain))
         engine.store(answer.handle, [(h, plain_of(h)) for h in fresh])
-        mine += fresh
+        mine.append(fresh)
         say("stored", len(fresh))
         engine.finish(answer.handle)
 

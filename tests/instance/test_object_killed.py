@@ -66,7 +66,7 @@ def kill_under_load(daemon: Daemon, times: int, seed: int) -> Load:
         for _ in range(times):
             seen = len(load.said("stored"))
             eventually(lambda seen=seen: len(load.said("stored")) > seen + 1, "requests", 60)
-            time.sleep(chance.uniform(0, 0.5))
+            time.sleep(chance.uniform(0, 0.3))
             daemon.kill()
             daemon.start()
         seen = len(load.said("opened"))
@@ -107,6 +107,7 @@ def test_a_killed_daemon_leaves_whole_packs_and_no_wrong_block(moto_store: Objec
 
 
 @pytest.mark.long
+@pytest.mark.timeout(7200)
 def test_a_killed_daemon_leaves_whole_packs_and_no_wrong_block_200_times(
     seaweedfs: ObjectStore,
 ) -> None:
@@ -124,7 +125,7 @@ def test_a_killed_daemon_leaves_no_temporary_file_in_a_mounted_folder(
     )
     daemon.start()
     try:
-        kill_under_load(daemon, times=4, seed=23)
+        kill_under_load(daemon, times=2, seed=23)
     finally:
         daemon.kill()
     files = [path for path in bucket.rglob("*") if path.is_file()]
