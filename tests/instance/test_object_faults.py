@@ -18,13 +18,15 @@ from object_rig import (
     reused,
 )
 
+from kvrun.erasure.certificate import ErasureStatement, decode_statement
+from kvrun.erasure.document import parse_certificate, payload_of
 from support.byhand import HandEngine
 from support.client import eventually
 from support.daemon import Daemon
 from support.faultproxy import Fault, FaultProxy
 from support.object_stores import ObjectStore
 
-SESSIONS = 10
+SESSIONS = 11
 
 
 @dataclass
@@ -38,6 +40,8 @@ class Scene:
     proxy: FaultProxy
     engine: HandEngine
     made: Made
+    store: ObjectStore
+    bucket: str
 
     def take(self) -> tuple[tuple[str, str], Made]:
         key, its = self.made.popitem()
@@ -46,7 +50,7 @@ class Scene:
 
 @pytest.fixture(scope="module")
 def opened(moto_store: ObjectStore) -> Iterator[Scene]:
-    _, url = bucket_of(moto_store)
+    bucket, url = bucket_of(moto_store)
     proxy = FaultProxy(moto_store.endpoint)
     try:
         with daemon_on(moto_store, url) as before:
@@ -57,7 +61,7 @@ def opened(moto_store: ObjectStore) -> Iterator[Scene]:
                 daemon_on(moto_store, url, endpoint=proxy.url, kept=before.data) as daemon,
                 HandEngine(daemon.socket, daemon.engine_token) as engine,
             ):
-                yield Scene(daemon, proxy, engine, made)
+                yield Scene(daemon, proxy, engine, made, moto_store, bucket)
     finally:
         proxy.close()
 
@@ -143,3 +147,28 @@ def test_a_full_store_is_read_and_written_to_again_when_there_is_room(scene: Sce
     asked(daemon, engine, key, [])
     eventually(lambda: proxy.requests["PUT"] > puts, "what was left out is written", 60)
     assert reused(daemon, engine, made) == (12, 0)
+
+
+def test_an_erasure_does_not_wait_for_a_store_that_is_away_and_its_packs_go_later(
+    scene: Scene,
+) -> None:
+    daemon, proxy, engine = scene.daemon, scene.proxy, scene.engine
+    key, made = scene.take()
+    all_found(daemon, engine, made)
+    before = set(scene.store.names(scene.bucket))
+    proxy.fault = Fault.ERROR_503
+    daemon.admin("erase_session", tenant=key[0], session=key[1])
+    statement = last_statement(daemon)
+    tier = next(tier for tier in statement.tiers if tier.tier == "object")
+    assert (tier.blocks, tier.unlinked) == (12, False)
+    assert set(scene.store.names(scene.bucket)) == before
+    assert not any(asked(daemon, engine, key, hashes(made[key])).tiers[0])
+    proxy.fault = Fault.NONE
+    eventually(lambda: set(scene.store.names(scene.bucket)) < before, "the packs are deleted", 90)
+    gone = before - set(scene.store.names(scene.bucket))
+    assert {name.split("/")[-2] for name in gone} == {statement.keys[0].session_ref}
+
+
+def last_statement(daemon: Daemon) -> ErasureStatement:
+    certificate = max(daemon.data.rglob("certificates/*.json"), key=lambda p: p.stat().st_mtime)
+    return decode_statement(payload_of(parse_certificate(certificate.read_bytes())))

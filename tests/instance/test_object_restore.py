@@ -16,6 +16,8 @@ from object_rig import (
     stored,
 )
 
+from kvrun.erasure.certificate import decode_statement
+from kvrun.erasure.document import parse_certificate, payload_of
 from kvrun.instance.protocol import Verdict
 from support.byhand import HandEngine
 from support.client import eventually, grant
@@ -118,9 +120,6 @@ def test_an_erasure_deletes_the_sessions_packs_and_says_so(moto_store: ObjectSto
         assert len(left) < len(before)
         assert len({name.split("/")[-3] for name in left}) == 1
         (certificate,) = daemon.data.rglob("certificates/*.json")
-        from kvrun.erasure.certificate import decode_statement
-        from kvrun.erasure.document import parse_certificate, payload_of
-
         statement = decode_statement(payload_of(parse_certificate(certificate.read_bytes())))
         tiers = {tier.tier: tier for tier in statement.tiers}
         assert (tiers["object"].blocks, tiers["object"].unlinked) == (4, True)

@@ -38,14 +38,16 @@ class ObjectStore:
         _client(self.endpoint).create_bucket(Bucket=name)
         return f"s3://{name}/below"
 
+    def names(self, bucket: str) -> list[str]:
+        """What is in a bucket."""
+        pages = _client(self.endpoint).get_paginator("list_objects_v2").paginate(Bucket=bucket)
+        return [item["Key"] for page in pages for item in page.get("Contents", [])]
+
     def objects(self, bucket: str) -> dict[str, bytes]:
-        """Everything in a bucket, by name."""
-        client, found = _client(self.endpoint), {}
-        for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket):
-            for item in page.get("Contents", []):
-                body = client.get_object(Bucket=bucket, Key=item["Key"])["Body"]
-                found[item["Key"]] = body.read()
-        return found
+        """Everything in a bucket that nobody changes meanwhile, by name."""
+        client = _client(self.endpoint)
+        bodies = ((n, client.get_object(Bucket=bucket, Key=n)["Body"]) for n in self.names(bucket))
+        return {name: body.read() for name, body in bodies}
 
     def uploads(self, bucket: str) -> list[str]:
         """Multipart uploads that were begun and not ended."""
