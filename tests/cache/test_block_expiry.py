@@ -4,6 +4,7 @@ import os
 
 import pytest
 from cachebox import Box, name
+from packbox import PackBox
 
 from kvrun.cache import CacheEventKind, Tier
 
@@ -105,3 +106,20 @@ def test_a_gate_that_fails_lets_nothing_stay(box: Box):
     box.store._state.gate = Broken()
     assert box.store.expire() == 1
     assert session.match([name(1)]) == b"\0"
+
+
+def test_packs_in_storage_are_deleted_and_what_came_back_from_them_is_as_old_as_they(tmp_path):
+    box = PackBox(tmp_path / "bucket")
+    box.put(box.session(), 1, 2)
+    box.store.flush()
+    box.restart()
+    box.store._state.ttl_s = 100.0
+    box.time += 90
+    session = box.session()
+    assert box.get(session, 1) is not None
+    assert box.tiers(session, 1, 2) == [Tier.MEMORY, Tier.OBJECT]
+    assert box.store.expire() == 0
+    box.time += 11
+    assert box.store.expire() == 3
+    assert box.packs() == []
+    assert box.tiers(session, 1, 2) == [Tier.MISS, Tier.MISS]

@@ -183,7 +183,8 @@ def _count_contexts(
         reach = tiers[:count]
         still = []
         for owner, blocks in left:
-            if all(any((owner, block) in t.slots for t in reach) for block in blocks):
+            # The last block first: it is what most conversations have lost.
+            if all(any((owner, block) in t.slots for t in reach) for block in reversed(blocks)):
                 held += 1
             else:
                 still.append((owner, blocks))

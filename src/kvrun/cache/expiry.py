@@ -13,15 +13,19 @@ _STEP = 4096
 
 @dataclass(frozen=True, slots=True)
 class Ttl:
-    """Seconds that blocks may stay in memory and on disk after they were stored; None: no limit."""
+    """Seconds that blocks may stay on a tier after they were stored; None: no limit.
+
+    In Storage a pack stays or goes as a whole, from the time when it was written.
+    """
 
     memory_s: float | None
     disk_s: float | None
+    object_s: float | None = None
 
     @property
     def unlimited(self) -> bool:
         """Whether nothing expires."""
-        return self.memory_s is None and self.disk_s is None
+        return self.memory_s is None and self.disk_s is None and self.object_s is None
 
 
 def ttl_of(gate: Gate, setting_s: float | None, tenant_ref: str, session_ref: str) -> Ttl:
@@ -31,7 +35,7 @@ def ttl_of(gate: Gate, setting_s: float | None, tenant_ref: str, session_ref: st
         limits = (setting_s, ttl_s(gate, tenant_ref, session_ref, tier))
         return min((limit for limit in limits if limit is not None), default=None)
 
-    return Ttl(shorter(Tier.MEMORY), shorter(Tier.DISK))
+    return Ttl(shorter(Tier.MEMORY), shorter(Tier.DISK), shorter(Tier.OBJECT))
 
 
 class SessionExpiry(SessionReads):
@@ -46,10 +50,11 @@ class SessionExpiry(SessionReads):
             return 0
         with self._state.lock:
             names = list(self._index)
-        return sum(
+        count = sum(
             self._expire(names[start : start + _STEP], ttl, wall)
             for start in range(0, len(names), _STEP)
         )
+        return count + self._expire_packs(ttl.object_s, wall)
 
     def _expire(self, names: Sequence[bytes], ttl: Ttl, wall: float) -> int:
         state = self._state
@@ -81,6 +86,15 @@ class SessionExpiry(SessionReads):
                 disk.remove(self._disk, name, slot)
             self._expired(Tier.DISK, len(slots), sum(sizes))
         return cells + len(slots)
+
+    def _expire_packs(self, ttl: float | None, wall: float) -> int:
+        if ttl is None or self.packs is None:
+            return 0
+        blocks, size = self.packs.expire(wall - ttl)
+        with self._state.lock:
+            self._state.counters.expired += blocks
+        self._expired(Tier.OBJECT, blocks, size)
+        return blocks
 
     def _set_place_locked(self, name: bytes, place: int) -> None:
         if place:

@@ -126,8 +126,10 @@ class SessionObjects(SessionIndex):
                 # One name for both: the index's own goes.
                 del self._index[name]
                 self._index[name] = place_of(cell, slot_of(place), packed)
-                # When it was sealed is not known here; its pack has a time to live of its own.
-                state.memory.enlist(cell, self, name, size, now=state.now(), stored_at=state.wall())
+                # As old as its pack, so that it does not live longer for having been away.
+                found = self.packs.table.find(packed) if self.packs is not None else None
+                written_at = found[0].created / 1e6 if found is not None else 0.0
+                state.memory.enlist(cell, self, name, size, now=state.now(), stored_at=written_at)
                 self._fetched.add(name)
                 return True
         state.scrub([cell])

@@ -212,6 +212,17 @@ class SessionPacks:
         self.tier.note(merged=1)
         return True
 
+    def expire(self, before: float) -> tuple[int, int]:
+        """Deletes the packs written at ``before`` or earlier, seconds since 1970: blocks, bytes."""
+        with self._lock:
+            old = [p for p in self.table.packs() if p.created <= before * _MICROSECONDS]
+            blocks, size = sum(p.live_blocks for p in old), sum(p.live_bytes for p in old)
+            for pack in old:
+                self._forget_locked(pack.name)
+        for pack in old:
+            self.tier.delete(*self._refs, pack.name)
+        return blocks, size
+
     def drop(self) -> FolderDrop:
         """Deletes all packs; the session is dropped already."""
         with self._lock:

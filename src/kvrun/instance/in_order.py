@@ -30,22 +30,26 @@ class InOrder:
         return turn
 
     def end(self, turn: Turn, conclude: Callable[[], None]) -> None:
-        """The work is done; runs what can be concluded now. Never waits for another thread."""
+        """The work is done; runs what can be concluded now. Never waits for another thread.
+
+        Raises what the first of the conclusions raises that fails, after all of them.
+        """
         with self._lock:
             turn.conclude = conclude
             if self._busy:
                 return
             self._busy = True
+        failure: BaseException | None = None
         while True:
             with self._lock:
                 run = self._turns[0].conclude if self._turns else None
                 if run is None:
                     self._busy = False
-                    return
+                    break
                 self._turns.popleft()
             try:
                 run()
-            except BaseException:
-                with self._lock:
-                    self._busy = False
-                raise
+            except BaseException as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
