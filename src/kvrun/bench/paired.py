@@ -126,7 +126,7 @@ def judge(result: Comparison | Refusal, goal: Goal) -> bool | None:
     An interval too wide for a figure can still lie on one side of a goal.
     """
     if isinstance(result, Refusal):
-        values = result.interval or ()
+        values: tuple[float, ...] = result.interval or ()
     else:
         values = (result.low, result.high, result.ratio)
     sides = {goal.holds(value) for value in values}
