@@ -7,6 +7,7 @@ it starts.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 from kvrun.config import KvrunConfig
 from kvrun.deployments.registry import TenantRegistry
@@ -25,7 +26,7 @@ class KnownTenants:
         self._written: set[str] = set()
         tenants.on_change = self._changed
 
-    def write(self, deployment_id: str, config: KvrunConfig) -> None:
+    def write(self, deployment_id: str, config_of: Callable[[str], KvrunConfig]) -> None:
         """Write a deployment's file if the registry changed since, or this process began.
 
         Raises PolicyError where it cannot be written; the next call tries again.
@@ -34,8 +35,8 @@ class KnownTenants:
             if deployment_id in self._written:
                 return
             self._written.add(deployment_id)
-        folder = folder_of(config)
         try:
+            folder = folder_of(config_of(deployment_id))
             entries = self._entries(deployment_id)
             if entries or folder.tenants_file.exists():
                 folder.put_tenants(entries)

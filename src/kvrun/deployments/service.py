@@ -118,8 +118,9 @@ class Deployments:
         port = free_port()
         config = checked_config(self._supervision.text(made, port), file)
         made = replace(made, endpoint=gateway_url(config))
-        self._store.insert(made, port)
-        self._supervision.prepare(made)
+        with self._lock_of(deployment_id):  # others make the folder too where it is missing
+            self._store.insert(made, port)
+            self._supervision.prepare(made)
         return made
 
     def get(self, deployment_id: str) -> Deployment:
@@ -244,7 +245,8 @@ class Deployments:
         """Tell the daemons of this machine what is said of their tenants."""
         for deployment_id in self._store.living_here():
             try:
-                self._known_tenants.write(deployment_id, self.config_of(deployment_id))
+                with self._lock_of(deployment_id):
+                    self._known_tenants.write(deployment_id, self.config_of)
             except KvrunError as error:
                 _log.warning("the labels for %s: %s", deployment_id, error)
 

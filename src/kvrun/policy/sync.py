@@ -182,7 +182,7 @@ def read_commit(git: Git, commit: str, folder: str) -> dict[str, bytes]:
     if not entries:
         problems.append(Problem(folder, 1, 1, f"the commit has no {' or '.join(_SUFFIXES)} here"))
     total = sum(entry.size_bytes for entry in entries)
-    if len(entries) > MAX_FILES or total > MAX_TOTAL_BYTES:
+    if not problems and (len(entries) > MAX_FILES or total > MAX_TOTAL_BYTES):
         text = f"{len(entries)} files, {total} bytes; {MAX_FILES} and {MAX_TOTAL_BYTES} are allowed"
         problems.append(Problem(folder, 1, 1, text))
     if problems:
