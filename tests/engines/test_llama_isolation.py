@@ -93,6 +93,7 @@ async def test_a_scrub_leaves_no_byte_of_a_slots_kv(folder: Path) -> None:
         assert not any(find_in_memory(backend.pid, pieces).values())
 
 
+@pytest.mark.long
 async def test_a_slot_in_use_is_scrubbed_when_it_is_free(folder: Path) -> None:
     async with running(server_arguments(shape(folder)), folder) as (_, slots):
         assert await slots.prepare_scrubs()
