@@ -39,8 +39,8 @@ Check = Callable[[Stack], Outcome]
 
 def same_session_reuse(stack: Stack) -> Outcome:
     """The same session's second request reuses, and its answer is the same."""
-    cold, again = _ask(stack, "reuse"), _ask(stack, "reuse")
-    return _reused(cold, again)
+    cold = _stored(stack, "reuse")
+    return _reused(cold, _ask(stack, "reuse"))
 
 
 def identical_after_reload(stack: Stack) -> Outcome:
@@ -122,7 +122,7 @@ def daemon_stopped(stack: Stack) -> Outcome:
         again = _ask(stack, "stopped")
     finally:
         os.kill(pid, signal.SIGCONT)
-    _healed(stack)
+    wait_governed(stack)
     return _uncached(cold, again)
 
 
@@ -132,7 +132,7 @@ def daemon_gone(stack: Stack) -> Outcome:
     stack.stop(INSTANCE)
     again = _ask(stack, "gone")
     stack.start(INSTANCE)
-    _healed(stack)
+    wait_governed(stack)
     return _uncached(cold, again)
 
 
@@ -186,9 +186,9 @@ def _ask(
     return stack.complete(tenant, text, _ANSWER_TOKENS, session=session)
 
 
-def _stored(stack: Stack, tenant: str) -> Completion:
+def _stored(stack: Stack, tenant: str, *, prompt: str | None = None) -> Completion:
     """A first request whose blocks are sealed when this returns."""
-    answer = _ask(stack, tenant)
+    answer = _ask(stack, tenant, prompt=prompt)
     deadline = time.monotonic() + _SEALED_TIMEOUT_S
     while not stack.reuse(answer.request_id).sealed_blocks and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -197,7 +197,7 @@ def _stored(stack: Stack, tenant: str) -> Completion:
 
 def _strangers(stack: Stack, name: Callable[[int], tuple[str, str | None]]) -> Outcome:
     text = f"shared {long_text(_CHARACTERS)}\n\nIn short,"
-    owner = _ask(stack, "owner", prompt=text)
+    owner = _stored(stack, "owner", prompt=text)
     warm = _ask(stack, "owner", prompt=text)
     seen = [_ask(stack, *name(0), prompt=text)]
     _restart(stack, ENGINE)
@@ -215,11 +215,11 @@ def _strangers(stack: Stack, name: Callable[[int], tuple[str, str | None]]) -> O
 def _restart(stack: Stack, *names: str) -> None:
     stack.stop(*names)
     stack.start(*[name for name in (INSTANCE, ENGINE) if name in names])
-    _healed(stack)
+    wait_governed(stack)
 
 
-def _healed(stack: Stack) -> None:
-    """Wait until gateway and engine are governed again."""
+def wait_governed(stack: Stack) -> None:
+    """Wait until a request is admitted: gateway, daemon and engine have found each other."""
     deadline = time.monotonic() + _SEALED_TIMEOUT_S
     while time.monotonic() < deadline:
         answer = stack.complete("healed", [300, 301, 302], 1)

@@ -10,7 +10,13 @@ from pathlib import Path
 
 import msgspec
 
-from kvrun.conformance.checks import CHECKS, STATELESS_CHECKS, Check, Outcome
+from kvrun.conformance.checks import (
+    CHECKS,
+    STATELESS_CHECKS,
+    Check,
+    Outcome,
+    wait_governed,
+)
 from kvrun.errors import KvrunError
 from kvrun.launch.stack import Stack, StackOptions
 
@@ -77,6 +83,8 @@ def _running(
         try:
             progress(f"{engine}: starting")
             stack.start()
+            if not stateless:
+                wait_governed(stack)
             yield stack
         finally:
             stack.stop()
