@@ -39,6 +39,7 @@ def run(home: Path, *arguments: str, status: int = 0) -> str:
     return done.stderr if status == 2 else done.stdout
 
 
+@pytest.mark.long
 def test_from_data_to_a_verified_model_and_away_again(home: Path) -> None:
     made = json.loads(
         run(home, "create", "--base", "base", "--data", "train.jsonl", "--epochs", "1",

@@ -16,7 +16,7 @@ from support.daemon import PATIENT, Daemon
 from support.engine import Answer, Engine
 
 pytest.importorskip("peft")
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1800)]
 SHAPE = TinyShape(
     layers=2, hidden=128, intermediate=128, heads=2, kv_heads=1, head_size=64, vocabulary=384
 )
