@@ -30,7 +30,7 @@ from kvrun.evidence.report import BundleCheck, BundleReport
 from kvrun.keys.signing import KeyPurpose, SigningRing
 
 NOW = 1_775_000_000.0
-FLIPS = 150
+FLIPS = 60
 
 
 @pytest.fixture(scope="module")
