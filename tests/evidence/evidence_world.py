@@ -54,6 +54,8 @@ from kvrun.isolation.report import (
 )
 from kvrun.isolation.report import Outcome as CheckOutcome
 from kvrun.keys.signing import KeyPurpose, SigningRing
+from kvrun.policy.bundle import ActivePolicy, Origin
+from kvrun.policy.setup import folder_of
 
 LIMITS = AuditLimits(
     group_seconds=60,
@@ -297,6 +299,13 @@ def quarter(root: Path) -> World:
     world.erase("er-1", "2026-01-11", "2026-01-12")
     world.day("2026-01-12", gone, epoch, whois, broken)
     world.collect()
+    folder_of(world.config).activate(
+        ActivePolicy(
+            origin=Origin(revision="abc123"),
+            activated_at=moment("2026-01-01"),
+            files={"policies/all.yaml": "kind: ResidencyPolicy\n"},
+        )
+    )
     world.self_test("2026-01-12")
     world.self_test("2026-02-12")
     world.evaluation("tuned", "2026-02-05")

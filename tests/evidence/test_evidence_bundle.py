@@ -179,6 +179,8 @@ def test_the_lists_have_their_columns_and_the_rows_of_the_period(bundle: Path) -
     assert (waiting["acknowledged_at"], waiting["reason"]) == ("", "")
     (policy,) = rows(bundle, Population.POLICY_REVISIONS)
     assert policy["policy_revision"] == "abc123"
+    active = read_json(bundle, "deployments/d-1/policy.json")
+    assert active["origin"]["revision"] == "abc123"  # type: ignore[index]
     (deployment,) = rows(bundle, Population.DEPLOYMENTS)
     assert (deployment["id"], deployment["name"]) == ("d-1", "chat")
     assert "bad_tag" in {item["what"] for item in rows(bundle, Population.INCIDENTS)}

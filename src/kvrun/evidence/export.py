@@ -12,6 +12,7 @@ from typing import BinaryIO
 import msgspec
 
 from kvrun import __version__
+from kvrun.audit.record import format_time
 from kvrun.durable import sync_folder
 from kvrun.erasure.certificate import Digest, Software
 from kvrun.erasure.trust import fingerprints, parse_anchor
@@ -49,6 +50,7 @@ from kvrun.evidence.staging import Part, StagedFile, Staging
 from kvrun.evidence.statics import static_files
 from kvrun.evidence.summary import Summary, encode_summary
 from kvrun.keys.signing import KeyPurpose, SigningKey, SigningRing
+from kvrun.policy.setup import folder_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +187,10 @@ class _Export:
             )
             if row is not None:
                 part.row(Population.DEPLOYMENTS, row)
+            active = folder_of(site.config).active()
+            if active is not None and format_time(active.activated_at) < self.period.until:
+                data = msgspec.json.format(msgspec.json.encode(active, order="sorted"), indent=2)
+                part.add(f"{site.folder}/policy.json", data + b"\n")
             return _SiteFacts(
                 logs=logs.take(part, full=self.request.full),
                 certificates=SiteCertificates(site, self.period).take(part),
