@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import socket
 import subprocess
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from kvrun.erasure.archive import CertificateArchive
 from support.byhand import BLOCK_BYTES, HandEngine
 from support.client import eventually, grant
 from support.daemon import Daemon
@@ -87,8 +87,9 @@ def test_an_erasure_by_one_daemon_ends_what_the_other_does_and_is_certified(box:
         eventually(lambda: engine.load(matched.handle, [HASH]).plain == {HASH: PLAIN}, "sealed")
         done = erase(box.first, "alice")
         assert engine.load(matched.handle, [HASH]).failed == [HASH]
-    certificate = json.loads(Path(str(done["certificate"])).read_text())
-    assert certificate
+    shown = CertificateArchive(Path(str(done["certificate"])).parent).statements()
+    (statement,) = [item for item in shown if item.id == done["id"]]
+    assert any("other instances" in text for text in statement.exclusions)
     assert done["unacknowledged"] == []
     again = grant(box.second, "alice")
     assert again.generation > theirs.generation

@@ -140,6 +140,8 @@ class InstanceSteps:
             self._admit()
         root = self._root(job, destroyed) if job.keys else None
         notes = [*job.notes, *map(_unconfirmed, destruction.unconfirmed)]
+        if destruction.shared:
+            notes.append(_OTHER_ENGINES)
         return _replace(job, root=root, destroyed_at=parts.now(), notes=notes)
 
     def scrub(self, job: Job) -> Job:
@@ -355,6 +357,12 @@ def scrubbed_pages(parts: ErasureParts, job: Job) -> tuple[list[bytes], bool]:
         return [], True
     own = (bytes.fromhex(key.owner) for key in job.keys if key.owner)
     return [*dict.fromkeys((*own, *parts.scrubber.owed()))], False
+
+
+_OTHER_ENGINES = (
+    "Engine memory of the deployment's other instances: they had to let go of the keys, and have"
+    " their engines zero the pages, which is not confirmed here."
+)
 
 
 def _unconfirmed(who: str) -> str:

@@ -66,7 +66,7 @@ class RemoteSelection:
         self._keys.let_go(key_ids)
         gone = self._keys.ask(lambda call: Destroy(call, list(key_ids)), Gone)
         self._keys.let_go([*key_ids, *(key.key_id for key in gone.keys)])
-        return Destruction(tuple(gone.keys), tuple(gone.unconfirmed))
+        return Destruction(tuple(gone.keys), tuple(gone.unconfirmed), shared=True)
 
     def opens(self, canaries: Sequence[KeyCanary]) -> list[KeyCanary]:
         """See KeySelection."""

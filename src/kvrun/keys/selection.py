@@ -45,10 +45,11 @@ class Selection:
 @dataclass(frozen=True, slots=True)
 class Destruction:
     """Keys that were destroyed, and in words which processes did not say that they let go of them;
-    their right to use them is over all the same."""
+    their right to use them is over all the same. ``shared``: other daemons may have had them."""
 
     keys: tuple[DestroyedKey, ...]
     unconfirmed: tuple[str, ...] = ()
+    shared: bool = False
 
 
 class KeyHolder(Protocol):
