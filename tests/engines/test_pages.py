@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from kvrun.engines.vllm.pages import (  # noqa: E402
+from kvrun.engines.pages import (  # noqa: E402
     CpuPageCopier,
     CudaPageCopier,
     PageCopy,

@@ -10,10 +10,11 @@ import pytest
 
 pytest.importorskip("vllm")
 
+from kvrun.engines.settings import AdapterSettingsError
 from kvrun.engines.vllm import compat
 from kvrun.engines.vllm.compat import EngineVersionError, require_supported_version
 from kvrun.engines.vllm.governance import EngineSettingError, check_engine
-from kvrun.engines.vllm.settings import AdapterSettingsError, adapter_settings
+from kvrun.engines.vllm.settings import adapter_settings
 from support.daemon import Daemon
 from support.engine import Engine
 

@@ -12,9 +12,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvrun.engines.pages import CpuPageCopier
+from kvrun.engines.scrub import PageScrubber
 from kvrun.engines.vllm.enginepages import EnginePages
-from kvrun.engines.vllm.pages import CpuPageCopier
-from kvrun.engines.vllm.scrub import PageScrubber
 
 ROWS = 4
 

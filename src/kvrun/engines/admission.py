@@ -12,6 +12,8 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from kvrun.engines.claims import AnnouncedClaims
+from kvrun.instance.claim_messages import Announced
 from kvrun.instance.connection import Connection, Reconnector
 from kvrun.instance.protocol import (
     Finished,
@@ -74,13 +76,19 @@ class Admissions:
     """Every request's admission, and the scheduler's connection to the daemon."""
 
     def __init__(
-        self, connection: Connection, reconnector: Reconnector, clock: Callable[[], float]
+        self,
+        connection: Connection,
+        reconnector: Reconnector,
+        clock: Callable[[], float],
+        announced: AnnouncedClaims | None = None,
     ) -> None:
+        """``announced`` takes in the claims that come ahead of their requests."""
+        self._announced = announced
         self._connection: Connection | None = None
         self._reconnector = reconnector
         self._clock = clock
         self.stateless = False
-        self._deadline_s = 0.0
+        self.deadline_s = 0.0
         self._numbers = itertools.count(1)
         self._requests: dict[str, Admission] = {}
         self._waiting: dict[int, str] = {}
@@ -184,6 +192,8 @@ class Admissions:
                     self._revoked(message, denied)
                 elif isinstance(message, Scrub):
                     self._scrubs.append(message)
+                elif isinstance(message, Announced) and self._announced is not None:
+                    self._announced.add(message, self._clock())
             if connection.closed:
                 self._lost(denied)
         self._expire(denied)
@@ -238,7 +248,7 @@ class Admissions:
             admission.reason = "the instance daemon does not answer"
         if asked:
             self._waiting[admission.number] = request_id
-            admission.deadline = self._clock() + self._deadline_s
+            admission.deadline = self._clock() + self.deadline_s
 
     def _answered(self, message: Matched, denied: list[str]) -> None:
         self._silent = 0
@@ -290,7 +300,7 @@ class Admissions:
             self._scrubs.clear()
             self._silent = 0
             self.stateless = connection.welcome.stateless
-            self._deadline_s = connection.welcome.match_deadline_ms / 1000
+            self.deadline_s = connection.welcome.match_deadline_ms / 1000
 
     def _expire(self, denied: list[str]) -> None:
         if not self._waiting:

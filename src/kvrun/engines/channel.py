@@ -10,7 +10,7 @@ from kvrun.instance.connection import Connection, Reconnector
 from kvrun.instance.protocol import AnyMessage, Message, Released
 from kvrun.instance.staging import SlotTable, StagingRegion
 
-_log = logging.getLogger("vllm.kvrun")
+_log = logging.getLogger(__name__)
 
 
 class WorkerChannel:

@@ -11,7 +11,6 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from kvrun.engines.channel import WorkerChannel
 from kvrun.engines.copying import CopyHandle, PageCopier, PageCopy
@@ -20,23 +19,20 @@ from kvrun.instance.protocol import BlockAt, Load, Loaded, Release, Released, St
 from kvrun.instance.staging import StagingRegion
 
 _LOAD_RESERVE = 4
-_log = logging.getLogger("vllm.kvrun")
+_log = logging.getLogger(__name__)
 
 
-class Block(Protocol):
-    """What a transfer needs to know of a block (see ``manager.BlockRef``)."""
+@dataclass(frozen=True)
+class BlockRef:
+    """One block of a request.
 
-    @property
-    def block_hash(self) -> bytes:
-        """The engine's hash of the token chain up to the block's end."""
+    ``block_hash`` is the hash of the token chain up to the block's end, ``group`` the position of
+    its KV cache group, ``index`` its position in the group from the prompt's start.
+    """
 
-    @property
-    def group(self) -> int:
-        """Position of the block's KV cache group."""
-
-    @property
-    def index(self) -> int:
-        """Position of the block in its group, from the prompt's start."""
+    block_hash: bytes
+    group: int
+    index: int
 
 
 @dataclass(slots=True)
@@ -53,7 +49,7 @@ class Done:
 class _StoreJob:
     job: int
     handle: int
-    blocks: deque[tuple[Block, int]]
+    blocks: deque[tuple[BlockRef, int]]
     began: float
     size_bytes: int = 0
     copying: int = 0
@@ -63,11 +59,11 @@ class _StoreJob:
 class _LoadJob:
     job: int
     handle: int
-    blocks: deque[tuple[Block, int]]
+    blocks: deque[tuple[BlockRef, int]]
     began: float
     deadline: float
     left: int
-    slots: dict[int, tuple[Block, int]] = field(default_factory=dict)
+    slots: dict[int, tuple[BlockRef, int]] = field(default_factory=dict)
     copying: int = 0
     failed: bool = False
     size_bytes: int = 0
@@ -97,11 +93,11 @@ class Transfers:
         self._storing: dict[int, _StoreJob] = {}
         self._copying: list[_Copying] = []
         # Slots of loads that ended before the daemon gave them back.
-        self._left_behind: dict[int, tuple[Block, int]] = {}
+        self._left_behind: dict[int, tuple[BlockRef, int]] = {}
         self._done: list[Done] = []
         self._scrubs: list[tuple[int, CopyHandle]] = []
 
-    def store(self, job: int, handle: int, blocks: Sequence[tuple[Block, int]]) -> None:
+    def store(self, job: int, handle: int, blocks: Sequence[tuple[BlockRef, int]]) -> None:
         """Seal blocks: ``(block, page number)`` pairs. Blocks that find no slot wait for one."""
         state = _StoreJob(job, handle, deque(blocks), self._clock())
         if not self._channel.connected:
@@ -110,7 +106,7 @@ class Transfers:
         self._stores.append(state)
         self._advance_stores()
 
-    def load(self, job: int, handle: int, blocks: Sequence[tuple[Block, int]]) -> None:
+    def load(self, job: int, handle: int, blocks: Sequence[tuple[BlockRef, int]]) -> None:
         """Open blocks into pages: ``(block, page number)`` pairs."""
         now = self._clock()
         state = _LoadJob(
@@ -246,7 +242,7 @@ class Transfers:
             return
         state.deadline = self._clock() + self._channel.transfer_deadline_s
         copies: list[PageCopy] = []
-        copied_slots: dict[int, tuple[Block, int]] = {}
+        copied_slots: dict[int, tuple[BlockRef, int]] = {}
         for slot in message.slots:
             entry = state.slots.pop(slot, None)
             if entry is not None:
@@ -271,7 +267,7 @@ class Transfers:
         self._copying.append(_Copying(handle, copied))
         self._advance_copies()
 
-    def _give_back(self, slots: Sequence[int], held: dict[int, tuple[Block, int]]) -> None:
+    def _give_back(self, slots: Sequence[int], held: dict[int, tuple[BlockRef, int]]) -> None:
         """Have slots zeroed; only those that ``held`` says a load has, whatever the daemon says."""
         mine = tuple(slot for slot in slots if held.pop(slot, None) is not None)
         if mine:

@@ -67,7 +67,10 @@ class Admission:
         random_bytes: Callable[[int], bytes],
         drain: Drain,
         require_daemon: bool = False,
+        announce: Callable[[str, str, int, str], None] | None = None,
     ) -> None:
+        """``announce(salt, claim, uses, traceparent)`` is told of each claim before it is used."""
+        self._announce = announce
         self._policy = policy
         self._drain = drain
         self._require_daemon = require_daemon
@@ -112,6 +115,8 @@ class Admission:
         if identity.named:
             self._seen.mark()
         salt, claim = await self._salt_and_claim(identity, checked.uses, request_id, route, trace)
+        if claim is not None and self._announce is not None:
+            self._announce(salt, claim, checked.uses, trace.traceparent)
         stamped = stamp_body(checked.fields, salt=salt, claim=claim, traceparent=trace.traceparent)
         return Admitted(
             tenant=identity.tenant,

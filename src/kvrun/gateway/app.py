@@ -32,6 +32,9 @@ MAX_JWKS_BYTES = 1 << 20
 JWKS_TIMEOUT_S = 5.0
 
 
+Announcer = Callable[[str, str, int, str], None]
+
+
 class GatewayParts:
     """What proxy and middleware share: admission, and the link to the daemon behind it.
 
@@ -51,6 +54,7 @@ class GatewayParts:
         self.directory: SessionDirectory | None = None
         self.link: InstanceLink | None = None
         self.running = RunningRequests()
+        self._announcer: Announcer | None = None
         if claim_key is None and settings.claim_key_file is not None:
             claim_key = load_signing_key(settings.claim_key_file)
         signer = RotatingSigner(claim_key) if claim_key is not None else None
@@ -80,6 +84,7 @@ class GatewayParts:
             random_bytes=os.urandom,
             drain=Drain(settings.state_dir),
             require_daemon=settings.require_daemon,
+            announce=self._announce,
         )
 
     def on_invalidated(self, tenant: str, session: str) -> None:
@@ -108,7 +113,7 @@ class GatewayParts:
             # Imported here: the gateway's pure parts are used without a daemon (tests, benches).
             from kvrun.instance.client import AsyncInstanceClient
 
-            return AsyncInstanceClient(
+            client = AsyncInstanceClient(
                 socket_path,
                 token,
                 on_invalidated=self.on_invalidated,
@@ -116,8 +121,14 @@ class GatewayParts:
                 on_lost=self._forget_all,
                 claims=signer,
             )
+            self._announcer = client.announce
+            return client
 
         return make
+
+    def _announce(self, salt: str, claim: str, uses: int, traceparent: str) -> None:
+        if self._announcer is not None:
+            self._announcer(salt, claim, uses, traceparent)
 
 
 def build_proxy(

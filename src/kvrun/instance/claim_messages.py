@@ -1,4 +1,5 @@
-"""The messages by which a gateway's claim key is replaced while it runs."""
+"""Messages about claims: a gateway's key is replaced, a claim goes to an engine that gets it no
+other way."""
 
 from kvrun.instance.message import Message
 
@@ -29,3 +30,25 @@ class ClaimKeyTaken(Message, frozen=True, tag="claim_key_taken"):
     call: int
     key_id: str
     reason: str
+
+
+class AnnounceClaims(Message, frozen=True, tag="announce_claims"):
+    """Push to gateways: send each claim here too, before its request (``wanted``), or no longer."""
+
+    wanted: bool
+
+
+class Announced(Message, frozen=True, tag="announced"):
+    """A claim that its engine's adapter finds by the request's salt.
+
+    From gateways to the daemon, which passes it on to the schedulers whose hello asked for it.
+    ``uses`` is the number of engine requests that it is for.
+    """
+
+    salt: str
+    claim: str
+    uses: int
+    traceparent: str = ""
+
+
+ClaimMessage = RenewClaimKey | ClaimKey | ClaimKeyTaken | AnnounceClaims | Announced

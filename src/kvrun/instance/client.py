@@ -12,7 +12,13 @@ from pathlib import Path
 
 from kvrun.claims.rotating import RotatingSigner
 from kvrun.errors import KvrunError
-from kvrun.instance.claim_messages import ClaimKey, ClaimKeyTaken, RenewClaimKey
+from kvrun.instance.claim_messages import (
+    AnnounceClaims,
+    Announced,
+    ClaimKey,
+    ClaimKeyTaken,
+    RenewClaimKey,
+)
 from kvrun.instance.connection import Connection, InstanceUnavailableError, make_hello
 from kvrun.instance.grant import SessionGrant
 from kvrun.instance.protocol import (
@@ -129,6 +135,8 @@ class AsyncInstanceClient:
         self._waiting: dict[int, asyncio.Future[SessionOpened]] = {}
         self._erasing: dict[int, asyncio.Future[UserErased]] = {}
         self._writer: asyncio.StreamWriter | None = None
+        self._announces = False
+        self._frames = FrameReader()
         self._welcome: Welcome | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -205,6 +213,16 @@ class AsyncInstanceClient:
             raise SessionRefusedError(opened.reason, opened.status)
         return SessionGrant(opened.salt, opened.generation)
 
+    @property
+    def announces(self) -> bool:
+        """Whether an engine is connected that gets claims no other way."""
+        return self._announces
+
+    def announce(self, salt: str, claim: str, uses: int, traceparent: str = "") -> None:
+        """Send a claim to the engine's adapter, if that gets none with the request."""
+        if self._announces and self._writer is not None:
+            self._writer.write(encode_frame(Announced(salt, claim, uses, traceparent)))
+
     async def erase_user(
         self, tenant: str, session: str, *, requester: str, reference: str, legal_basis: str
     ) -> bytes:
@@ -250,14 +268,15 @@ class AsyncInstanceClient:
     async def _connect(self) -> asyncio.StreamReader:
         reader, writer = await asyncio.open_unix_connection(str(self._socket))
         writer.write(encode_frame(self._hello))
-        frames = FrameReader()
-        first: AnyMessage | None = None
-        while first is None:
+        self._frames = FrameReader()
+        messages: list[AnyMessage] = []
+        while not messages:
             data = await reader.read(_READ_BYTES)
             if not data:
                 writer.close()
                 raise ConnectionError("the daemon closed the connection")
-            first = next(iter(list(frames.feed(data))), None)
+            messages = list(self._frames.feed(data))
+        first = messages.pop(0)
         if not isinstance(first, Welcome):
             writer.close()
             reason = first.reason if isinstance(first, Refused) else "an unexpected answer"
@@ -265,7 +284,10 @@ class AsyncInstanceClient:
                 f"the instance daemon at {self._socket} refused the gateway: {reason}"
             )
         self._welcome = first
+        self._announces = False
         self._writer = writer
+        for message in messages:  # pushed right behind the welcome
+            self._take(message)
         if self._claims is not None and self._claims.key_id not in first.claim_keys:
             # It was replaced while this gateway, or the daemon, was away.
             self._introduce(0)
@@ -297,34 +319,38 @@ class AsyncInstanceClient:
                     reader = await self._connect()
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
-        frames = FrameReader()
         while True:
             try:
                 data = await reader.read(_READ_BYTES)
-                messages = list(frames.feed(data)) if data else []
+                messages = list(self._frames.feed(data)) if data else []
             except (OSError, ProtocolError):
                 return
             if not data:
                 return
             for message in messages:
-                if isinstance(message, SessionOpened):
-                    answer = self._waiting.get(message.call)
-                    if answer is not None and not answer.done():
-                        answer.set_result(message)
-                elif isinstance(message, UserErased):
-                    erased = self._erasing.get(message.call)
-                    if erased is not None and not erased.done():
-                        erased.set_result(message)
-                elif isinstance(message, RenewClaimKey):
-                    self._introduce(message.call)
-                elif isinstance(message, ClaimKeyTaken):
-                    if message.reason:
-                        _log.warning("the daemon refused a claim key: %s", message.reason)
-                    elif self._claims is not None:
-                        self._claims.use(message.key_id)
-                elif isinstance(message, SessionInvalidated):
-                    tell = self._on_erasing if message.erasing else self._on_invalidated
-                    tell(message.tenant, message.session)
+                self._take(message)
+
+    def _take(self, message: AnyMessage) -> None:
+        if isinstance(message, SessionOpened):
+            answer = self._waiting.get(message.call)
+            if answer is not None and not answer.done():
+                answer.set_result(message)
+        elif isinstance(message, UserErased):
+            erased = self._erasing.get(message.call)
+            if erased is not None and not erased.done():
+                erased.set_result(message)
+        elif isinstance(message, AnnounceClaims):
+            self._announces = message.wanted
+        elif isinstance(message, RenewClaimKey):
+            self._introduce(message.call)
+        elif isinstance(message, ClaimKeyTaken):
+            if message.reason:
+                _log.warning("the daemon refused a claim key: %s", message.reason)
+            elif self._claims is not None:
+                self._claims.use(message.key_id)
+        elif isinstance(message, SessionInvalidated):
+            tell = self._on_erasing if message.erasing else self._on_invalidated
+            tell(message.tenant, message.session)
 
 
 def _away(reason: str, *, status: int = 503) -> InstanceUnavailableError:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import msgspec
 
 from kvrun.errors import KvrunError
-from kvrun.instance.claim_messages import ClaimKey, ClaimKeyTaken, RenewClaimKey
+from kvrun.instance.claim_messages import ClaimMessage
 from kvrun.instance.message import Message as Message
 
 PROTOCOL_VERSION = 1
@@ -59,7 +59,8 @@ class GroupLayout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Hello(Message, frozen=True, tag="hello"):
     """First message of every connection.
 
-    A scheduler with ``scrubs`` answers ``Scrub``; one without is never asked.
+    A scheduler with ``scrubs`` answers ``Scrub``; one without is never asked. One with
+    ``announced`` gets claims by ``Announced``, since its requests carry none.
     """
 
     version: int
@@ -74,6 +75,7 @@ class Hello(Message, frozen=True, tag="hello"):
     world_size: int = 1
     context_window: int = 0
     scrubs: bool = False
+    announced: bool = False
 
 
 class Welcome(Message, frozen=True, tag="welcome"):
@@ -311,9 +313,7 @@ AnyMessage = (
     | SessionInvalidated
     | EraseUser
     | UserErased
-    | RenewClaimKey
-    | ClaimKey
-    | ClaimKeyTaken
+    | ClaimMessage
     | AdminCall
     | AdminReply
 )

@@ -18,7 +18,7 @@ from kvrun.erasure.plan import ErasureScope
 from kvrun.errors import KvrunError
 from kvrun.instance.admin import AdminService
 from kvrun.instance.claim_keys import ClaimKeys
-from kvrun.instance.claim_messages import ClaimKey, RenewClaimKey
+from kvrun.instance.claim_messages import AnnounceClaims, Announced, ClaimKey, RenewClaimKey
 from kvrun.instance.erasures import Erasures
 from kvrun.instance.instance import Instance
 from kvrun.instance.layout import engine_layout, worker_shape
@@ -97,6 +97,8 @@ class InstanceServer:
         self._roles: dict[Peer, Role] = {}
         self._links: dict[Peer, WorkerLink] = {}
         self._handles: dict[Peer, set[int]] = {}
+        # Schedulers whose requests carry no claims.
+        self._announced: set[Peer] = set()
         # Requests wait for matches: neither new sessions' keys nor an operator may delay them.
         self._matching = ThreadPoolExecutor(2, thread_name_prefix="kvrun-match")
         self._pool = ThreadPoolExecutor(4, thread_name_prefix="kvrun-control")
@@ -189,7 +191,12 @@ class InstanceServer:
             if message.role is Role.SCHEDULER:
                 self._instance.journal.deployment_event(Event.DEPLOYMENT_STARTED, message.software)
             peer.send(self._welcome())
+            if message.role is Role.GATEWAY and self._announced:
+                peer.send(AnnounceClaims(True))
             if message.role is Role.SCHEDULER:
+                if message.announced:
+                    self._announced.add(peer)
+                    self._push_now(Role.GATEWAY, AnnounceClaims(True))
                 self._scrubber.connected(
                     peer,
                     pid=peer.pid,
@@ -263,6 +270,9 @@ class InstanceServer:
                 self._transfers.release(self._links[peer], message)
             case (Role.GATEWAY, OpenSession()):
                 self._run(self._pool, lambda: peer.send_soon(self._open_session(message)))
+            case (Role.GATEWAY, Announced()):
+                for scheduler in list(self._announced):
+                    scheduler.send(message)
             case (Role.GATEWAY, EraseUser()):
                 self._user_erasures.ask(message, peer.send_soon)
             case (Role.GATEWAY, ClaimKey()):
@@ -356,6 +366,9 @@ class InstanceServer:
     def _closed(self, peer: Peer, reason: str) -> None:
         role = self._roles.pop(peer, None)
         self._scrubber.disconnected(peer)
+        if peer in self._announced:
+            self._announced.discard(peer)
+            self._push_now(Role.GATEWAY, AnnounceClaims(bool(self._announced)))
         link = self._links.pop(peer, None)
         if link is not None:
             link.close()

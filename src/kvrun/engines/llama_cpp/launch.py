@@ -13,7 +13,7 @@ from kvrun.engines.llama_cpp.arguments import (
     check_arguments,
     server_arguments,
 )
-from kvrun.engines.vllm.settings import TOKEN_FILE_VARIABLE
+from kvrun.engines.settings import TOKEN_FILE_VARIABLE
 
 DEFAULT_SLOTS = 4
 _SERVE = "kvrun.engines.llama_cpp.serve"

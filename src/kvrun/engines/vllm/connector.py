@@ -13,6 +13,7 @@ from typing import Any
 
 from kvrun.claims.claim import CLAIM_PARAMETER, TRACE_PARAMETER
 from kvrun.engines.admission import Admission, Admissions, State
+from kvrun.engines.scrub import ANYONE, PageScrubber
 from kvrun.engines.vllm.compat import (
     ForwardContext,
     KVCacheBlocks,
@@ -35,10 +36,9 @@ from kvrun.engines.vllm.compat import (
 from kvrun.engines.vllm.enginepages import EnginePages
 from kvrun.engines.vllm.governance import check_engine, engine_fingerprint
 from kvrun.engines.vllm.retention import keep_answers
-from kvrun.engines.vllm.scrub import ANYONE, PageScrubber
 from kvrun.engines.vllm.spec import KvrunOffloadingSpec
-from kvrun.engines.vllm.wake import MailWaker
 from kvrun.engines.vllm.worker import GovernedWorker
+from kvrun.engines.wake import MailWaker
 from kvrun.instance.protocol import Scrubbed, page_owner
 
 _IDLE_WAIT_S = 0.001

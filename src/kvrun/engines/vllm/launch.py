@@ -10,7 +10,8 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from kvrun.config import KvrunConfig
-from kvrun.engines.vllm.settings import SOCKET_KEY, TOKEN_FILE_VARIABLE
+from kvrun.engines.settings import TOKEN_FILE_VARIABLE
+from kvrun.engines.vllm.settings import SOCKET_KEY
 from kvrun.errors import KvrunError
 
 CLI_MODULE = "kvrun.engines.vllm.cli_shim"

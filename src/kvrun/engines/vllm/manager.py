@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 
 from kvrun.engines.admission import Admissions, State
+from kvrun.engines.transfer import BlockRef
 from kvrun.engines.vllm.compat import (
     CacheHitSource,
     LoadStoreSpec,
@@ -20,15 +20,6 @@ from kvrun.engines.vllm.compat import (
 )
 
 _TIER_DISK = 2
-
-
-@dataclass(frozen=True)
-class BlockRef:
-    """One block of a transfer: its hash, the group's position and its index in the group."""
-
-    block_hash: bytes
-    group: int
-    index: int
 
 
 class GovernedSpec(LoadStoreSpec):

@@ -7,6 +7,8 @@ import time
 
 from kvrun.engines.admission import Admissions
 from kvrun.engines.channel import WorkerChannel
+from kvrun.engines.pages import page_copier
+from kvrun.engines.settings import START_TIMEOUT_S, AdapterSettings
 from kvrun.engines.transfer import Transfers
 from kvrun.engines.vllm.compat import (
     CanonicalKVCaches,
@@ -17,8 +19,7 @@ from kvrun.engines.vllm.compat import (
     require_supported_version,
 )
 from kvrun.engines.vllm.manager import GovernedManager
-from kvrun.engines.vllm.pages import page_copier
-from kvrun.engines.vllm.settings import START_TIMEOUT_S, AdapterSettings, adapter_settings
+from kvrun.engines.vllm.settings import adapter_settings
 from kvrun.engines.vllm.worker import GovernedWorker
 from kvrun.instance.connection import Reconnector, make_hello
 from kvrun.instance.protocol import GroupLayout, Hello, Role

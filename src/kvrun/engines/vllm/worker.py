@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvrun.engines.transfer import Transfers
+from kvrun.engines.transfer import BlockRef, Transfers
 from kvrun.engines.vllm.compat import (
     GPULoadStoreSpec,
     LoadStoreSpec,
     OffloadingWorker,
     TransferResult,
 )
-from kvrun.engines.vllm.manager import BlockRef, GovernedSpec
+from kvrun.engines.vllm.manager import GovernedSpec
 
 
 class GovernedWorker(OffloadingWorker):

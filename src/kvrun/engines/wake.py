@@ -1,7 +1,7 @@
 """Mail from the daemon reaches an engine that has nothing to do.
 
-vLLM's engine core sleeps on its input queue while it has no request, and calls no connector then.
-A thread looks for mail and wakes it with the message that vLLM itself uses for its shutdown.
+An engine without requests sleeps, and calls no adapter then. A thread looks for mail and calls
+what wakes it, or what answers in its place.
 """
 
 from __future__ import annotations
