@@ -1,0 +1,1 @@
+"""The adapter for TensorRT-LLM: interface-checked, not yet run on TensorRT-LLM."""
