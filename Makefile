@@ -11,6 +11,8 @@ test: setup-dev
 
 test-long: setup-dev
 	@.venv/bin/python -m pytest -m long --timeout 7200 $(ARGS)
+	@scripts/sglang-venv.sh
+	@.venv-sglang/bin/python -m pytest -m long tests/engines/test_sglang_cache.py tests/engines/test_sglang_engine.py
 
 lint: setup-dev
 	.venv/bin/ruff format --check .
