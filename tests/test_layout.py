@@ -93,7 +93,14 @@ def test_seal_and_audit_know_nothing_but_errors() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["kvrun.gateway.server", "kvrun.gateway.middleware", "kvrun.engines.vllm.connector"]
+    "module",
+    [
+        "kvrun.gateway.server",
+        "kvrun.gateway.middleware",
+        "kvrun.engines.vllm.connector",
+        "kvrun.engines.sglang.radixcache",
+        "kvrun.engines.tensorrt_llm.connector",
+    ],
 )
 def test_what_is_outside_the_daemon_holds_no_code_for_keys_or_blocks(module: str) -> None:
     reached: set[str] = set()
