@@ -22,8 +22,8 @@ echo "setting up $venv with SGLang $sglang (some minutes the first time)"
 uv() { "$venv/bin/uv" pip install --quiet --python "$venv/bin/python" "$@"; }
 uv --requirement scripts/sglang-requirements.txt
 uv --no-deps "sglang==$sglang"
-uv --constraint scripts/sglang-requirements.txt --editable . hypothesis pytest pytest-asyncio \
-  pytest-timeout setuptools
+uv --constraint scripts/sglang-requirements.txt --editable . boto3 hypothesis "moto[s3,server]" \
+  pytest pytest-asyncio pytest-timeout pyyaml setuptools
 site=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 rm -rf "$site/sgl_kernel"
 cp -r tests/support/sglang/sgl_kernel "$site/"

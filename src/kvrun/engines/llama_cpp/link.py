@@ -19,8 +19,8 @@ from kvrun.engines.channel import WorkerChannel
 from kvrun.engines.copying import CopyHandle, PageCopy
 from kvrun.engines.llama_cpp.pieces import LAYERS, PIECE_BYTES, TOKENS_PER_PIECE
 from kvrun.engines.llama_cpp.scratch import Scratch
-from kvrun.engines.transfer import Transfers
 from kvrun.engines.settings import START_TIMEOUT_S, AdapterSettings
+from kvrun.engines.transfer import Transfers
 from kvrun.instance.connection import Reconnector, make_hello
 from kvrun.instance.protocol import GroupLayout, Hello, Role, Scrub, Scrubbed
 from kvrun.instance.staging import StagingRegion
