@@ -11,6 +11,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from kvrun.engines.channel import WorkerChannel
 from kvrun.engines.copying import CopyHandle, PageCopier, PageCopy
@@ -20,6 +21,22 @@ from kvrun.instance.staging import StagingRegion
 
 _LOAD_RESERVE = 4
 _log = logging.getLogger(__name__)
+
+
+class Block(Protocol):
+    """What a transfer needs to know of a block; :class:`BlockRef` says it of a request's."""
+
+    @property
+    def block_hash(self) -> bytes:
+        """The hash of the token chain up to the block's end."""
+
+    @property
+    def group(self) -> int:
+        """Position of the block's KV cache group."""
+
+    @property
+    def index(self) -> int:
+        """Position of the block in its group, from the prompt's start."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +66,7 @@ class Done:
 class _StoreJob:
     job: int
     handle: int
-    blocks: deque[tuple[BlockRef, int]]
+    blocks: deque[tuple[Block, int]]
     began: float
     size_bytes: int = 0
     copying: int = 0
@@ -59,11 +76,11 @@ class _StoreJob:
 class _LoadJob:
     job: int
     handle: int
-    blocks: deque[tuple[BlockRef, int]]
+    blocks: deque[tuple[Block, int]]
     began: float
     deadline: float
     left: int
-    slots: dict[int, tuple[BlockRef, int]] = field(default_factory=dict)
+    slots: dict[int, tuple[Block, int]] = field(default_factory=dict)
     copying: int = 0
     failed: bool = False
     size_bytes: int = 0
@@ -93,11 +110,11 @@ class Transfers:
         self._storing: dict[int, _StoreJob] = {}
         self._copying: list[_Copying] = []
         # Slots of loads that ended before the daemon gave them back.
-        self._left_behind: dict[int, tuple[BlockRef, int]] = {}
+        self._left_behind: dict[int, tuple[Block, int]] = {}
         self._done: list[Done] = []
         self._scrubs: list[tuple[int, CopyHandle]] = []
 
-    def store(self, job: int, handle: int, blocks: Sequence[tuple[BlockRef, int]]) -> None:
+    def store(self, job: int, handle: int, blocks: Sequence[tuple[Block, int]]) -> None:
         """Seal blocks: ``(block, page number)`` pairs. Blocks that find no slot wait for one."""
         state = _StoreJob(job, handle, deque(blocks), self._clock())
         if not self._channel.connected:
@@ -106,7 +123,7 @@ class Transfers:
         self._stores.append(state)
         self._advance_stores()
 
-    def load(self, job: int, handle: int, blocks: Sequence[tuple[BlockRef, int]]) -> None:
+    def load(self, job: int, handle: int, blocks: Sequence[tuple[Block, int]]) -> None:
         """Open blocks into pages: ``(block, page number)`` pairs."""
         now = self._clock()
         state = _LoadJob(
@@ -242,7 +259,7 @@ class Transfers:
             return
         state.deadline = self._clock() + self._channel.transfer_deadline_s
         copies: list[PageCopy] = []
-        copied_slots: dict[int, tuple[BlockRef, int]] = {}
+        copied_slots: dict[int, tuple[Block, int]] = {}
         for slot in message.slots:
             entry = state.slots.pop(slot, None)
             if entry is not None:
@@ -267,7 +284,7 @@ class Transfers:
         self._copying.append(_Copying(handle, copied))
         self._advance_copies()
 
-    def _give_back(self, slots: Sequence[int], held: dict[int, tuple[BlockRef, int]]) -> None:
+    def _give_back(self, slots: Sequence[int], held: dict[int, tuple[Block, int]]) -> None:
         """Have slots zeroed; only those that ``held`` says a load has, whatever the daemon says."""
         mine = tuple(slot for slot in slots if held.pop(slot, None) is not None)
         if mine:
