@@ -17,8 +17,9 @@ from kvrun.audit.record import Event
 from kvrun.erasure.plan import ErasureScope
 from kvrun.errors import KvrunError
 from kvrun.instance.admin import AdminService
+from kvrun.instance.announcing import Announcing
 from kvrun.instance.claim_keys import ClaimKeys
-from kvrun.instance.claim_messages import AnnounceClaims, Announced, ClaimKey, RenewClaimKey
+from kvrun.instance.claim_messages import Announced, ClaimKey, RenewClaimKey
 from kvrun.instance.erasures import Erasures
 from kvrun.instance.instance import Instance
 from kvrun.instance.layout import engine_layout, worker_shape
@@ -97,8 +98,7 @@ class InstanceServer:
         self._roles: dict[Peer, Role] = {}
         self._links: dict[Peer, WorkerLink] = {}
         self._handles: dict[Peer, set[int]] = {}
-        # Schedulers whose requests carry no claims.
-        self._announced: set[Peer] = set()
+        self._announcing = Announcing(lambda message: self._push_now(Role.GATEWAY, message))
         # Requests wait for matches: neither new sessions' keys nor an operator may delay them.
         self._matching = ThreadPoolExecutor(2, thread_name_prefix="kvrun-match")
         self._pool = ThreadPoolExecutor(4, thread_name_prefix="kvrun-control")
@@ -191,12 +191,8 @@ class InstanceServer:
             if message.role is Role.SCHEDULER:
                 self._instance.journal.deployment_event(Event.DEPLOYMENT_STARTED, message.software)
             peer.send(self._welcome())
-            if message.role is Role.GATEWAY and self._announced:
-                peer.send(AnnounceClaims(True))
+            self._announcing.connected(peer, message)
             if message.role is Role.SCHEDULER:
-                if message.announced:
-                    self._announced.add(peer)
-                    self._push_now(Role.GATEWAY, AnnounceClaims(True))
                 self._scrubber.connected(
                     peer,
                     pid=peer.pid,
@@ -271,8 +267,7 @@ class InstanceServer:
             case (Role.GATEWAY, OpenSession()):
                 self._run(self._pool, lambda: peer.send_soon(self._open_session(message)))
             case (Role.GATEWAY, Announced()):
-                for scheduler in list(self._announced):
-                    scheduler.send(message)
+                self._announcing.forward(message)
             case (Role.GATEWAY, EraseUser()):
                 self._user_erasures.ask(message, peer.send_soon)
             case (Role.GATEWAY, ClaimKey()):
@@ -366,9 +361,7 @@ class InstanceServer:
     def _closed(self, peer: Peer, reason: str) -> None:
         role = self._roles.pop(peer, None)
         self._scrubber.disconnected(peer)
-        if peer in self._announced:
-            self._announced.discard(peer)
-            self._push_now(Role.GATEWAY, AnnounceClaims(bool(self._announced)))
+        self._announcing.disconnected(peer)
         link = self._links.pop(peer, None)
         if link is not None:
             link.close()
