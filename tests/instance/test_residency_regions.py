@@ -35,6 +35,7 @@ allow:
 """
 TIERS = ("gpu, memory, disk, object", "gpu, memory", "gpu", "memory, disk")
 MAX_AGE_S = 1000.0
+BOTH = {"eu", "us"}
 
 
 class Site:
@@ -100,10 +101,14 @@ class Site:
                 assert sealed is None or bytes(sealed.view) == bytes([number]) * CELL
 
     def holds(self, tenant_ref: str) -> int:
+        """Blocks of a tenant here."""
+        return sum(self.by_tier(tenant_ref))
+
+    def by_tier(self, tenant_ref: str) -> tuple[int, int]:
         """Blocks of a tenant here: in memory, and as files."""
-        memory = self.store.measure(tenant_ref, SESSION)[0]
         files = [p for p in (self.folder / "bucket").rglob("*") if p.is_file()]
-        return memory + sum(tenant_ref in str(path) for path in files)
+        on_disk = sum(tenant_ref in str(path) for path in files)
+        return self.store.measure(tenant_ref, SESSION).memory_blocks, on_disk
 
 
 class Regions(RuleBasedStateMachine):
@@ -113,6 +118,8 @@ class Regions(RuleBasedStateMachine):
         self.now = [1_000_000.0]
         self.revision = 0
         self.sites = {name: Site(self.folder, name, self.now) for name in REGIONS}
+        self.labels({"eu", "us"})
+        self.new_policy({"eu", "us"}, TIERS[0])
 
     @rule(
         site=st.sampled_from(sorted(REGIONS)),
@@ -122,6 +129,8 @@ class Regions(RuleBasedStateMachine):
     def request(self, site: str, tenant: str, numbers: list[int]) -> None:
         for number in numbers:
             self.sites[site].put(TENANTS[tenant], number)
+        if len(numbers) % 2:
+            self.sites[site].store.flush()
 
     @rule(
         site=st.sampled_from(sorted(REGIONS)),
@@ -145,7 +154,7 @@ class Regions(RuleBasedStateMachine):
         here.open()
         here.settle()
 
-    @rule(names=st.sets(st.sampled_from(["eu", "us"])), tiers=st.sampled_from(TIERS))
+    @rule(names=st.sampled_from([BOTH, BOTH, {"eu"}, {"us"}, set()]), tiers=st.sampled_from(TIERS))
     def new_policy(self, names: set[str], tiers: str) -> None:
         self.revision += 1
         texts = {f"p/{n}.yaml": DOCUMENT.format(name=n, tiers=tiers) for n in sorted(names)}
@@ -192,6 +201,12 @@ class Regions(RuleBasedStateMachine):
             assert self.sites["us"].holds(TENANTS["eu"]) == 0
             assert self.sites["eu"].holds(TENANTS["us"]) == 0
             assert not any(site.holds(TENANTS["new"]) for site in self.sites.values())
+            for site in self.sites.values():
+                for tenant_ref in TENANTS.values():
+                    allowed = site.residency.placement(tenant_ref)
+                    in_memory, on_disk = site.by_tier(tenant_ref)
+                    assert not in_memory or allowed.allows(Tier.MEMORY)
+                    assert not on_disk or allowed.allows(Tier.DISK)
 
     def teardown(self) -> None:
         if hasattr(self, "sites"):
