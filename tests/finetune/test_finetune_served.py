@@ -56,10 +56,10 @@ def test_base_and_fine_tune_answer_each_in_its_way_and_share_no_block(
     daemon.start()
     asked: dict[str, list[Answer]] = {}
 
-    def serve(what: str, folder: Path) -> None:
+    def serve(what: str, folder: Path, already: int = 0) -> None:
         engine = Engine(folder, daemon.socket, short_folder / f"{what}.log", max_model_len=1024)
         try:
-            first = store(daemon, engine, "alice", TOKENS)
+            first = store(daemon, engine, "alice", TOKENS, already=already)
             asked[what] = [first, ask(daemon, engine, "alice", TOKENS)]
         finally:
             engine.stop()
@@ -67,7 +67,7 @@ def test_base_and_fine_tune_answer_each_in_its_way_and_share_no_block(
     try:
         serve("base", site.base)
         serve("tuned", site.store.folder("tuned"))
-        serve("base again", site.base)
+        serve("base again", site.base, already=WHOLE // BLOCK)
     finally:
         daemon.stop()
     cached = {what: [answer.cached for answer in answers] for what, answers in asked.items()}
