@@ -346,5 +346,5 @@ def test_a_storage_without_the_radix_cache_is_refused(monkeypatch: pytest.Monkey
     from kvrun.engines.sglang import rank
 
     monkeypatch.setattr(rank, "_current", [])
-    with pytest.raises(EngineSettingError, match="radix-cache-backend kvrun"):
+    with pytest.raises(EngineSettingError, match="without kvrun's radix cache"):
         KvrunStorage(None)
