@@ -146,7 +146,7 @@ async def test_after_deletion_every_page_stays_and_offers_no_change(
         page = await owner.get(f"{place}{section}")
         assert "This deployment was deleted" in page.said
         changes = [form["action"] for form in page.forms if form["method"] == "post"]
-        assert set(changes) <= {"/sign-out", f"{place}/users"}, section
+        assert set(changes) <= {"/sign-out", f"{place}/users", f"{base(world)}/evidence"}, section
     audit = await owner.get(f"{place}/audit")
     assert "log opened" in audit.said
     assert "Verified up to record" in audit.said

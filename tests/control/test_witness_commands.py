@@ -170,31 +170,31 @@ def test_set_up_without_a_witness_says_what_that_means(tmp_path: Path) -> None:
         assert expected in output
 
 
-def test_set_up_takes_each_kind_of_witness(tmp_path: Path, log_key: Path) -> None:
-    authority = make_authority(tmp_path / "tsa")
-    state = open_state(tmp_path / "w")
-    key = tmp_path / "w.vkey"
+def test_set_up_takes_each_kind_of_witness(short_folder: Path, log_key: Path) -> None:
+    authority = make_authority(short_folder / "tsa")
+    state = open_state(short_folder / "w")
+    key = short_folder / "w.vkey"
     key.write_text(state.key.text())
     state.close()
     root = authority.folder / "ca.pem"
     chosen = {
         "c2sp": ("https://w.example", "--witness-key", key),
-        "folder": (f"git:{tmp_path}/witness.git",),
+        "folder": (f"git:{short_folder}/witness.git",),
         "remote": ("git:https://git.example/audit.git",),
         "scp": ("git:git@git.example:audit.git",),
         "timestamp": ("timestamp:http://tsa.example/tsr", "--witness-key", root),
     }
     names = {}
     for folder, (text, *more) in chosen.items():
-        output = init(tmp_path / folder, "--witness", text, *more)
+        output = init(short_folder / folder, "--witness", text, *more)
         assert "witness: none" not in output
-        config = load_config(tmp_path / folder / "kvrun.toml", {})
+        config = load_config(short_folder / folder / "kvrun.toml", {})
         [witness] = open_witnesses(config)
         names[folder] = witness.name
         assert check_witness(config).level is Level.OK
     assert names == {
         "c2sp": "w.example",
-        "folder": f"git {tmp_path}/witness.git",
+        "folder": f"git {short_folder}/witness.git",
         "remote": "git https://git.example/audit.git",
         "scp": "git git@git.example:audit.git",
         "timestamp": "timestamps of tsa.example",

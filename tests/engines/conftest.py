@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -12,6 +13,10 @@ import pytest
 from kvrun.models.folders import cache_folder
 from kvrun.models.tiny import TinyShape, ensure_tiny_model
 from support.daemon import PATIENT, Daemon
+
+if importlib.util.find_spec("sglang") is None:
+    # They run in the environment that scripts/sglang-venv.sh makes.
+    collect_ignore = ["test_sglang_cache.py", "test_sglang_engine.py"]
 
 
 @pytest.fixture(scope="session")
