@@ -49,7 +49,7 @@ class InstanceSection(Section):
     )
     block_ttl_s: int | None = setting(
         None,
-        "Seconds after which a sealed block is removed from memory and disk, from its storing on; "
+        "Seconds after which a sealed block is removed from every tier, from its storing on; "
         "unset: it stays until there is no room or its session's key is destroyed.",
         ge=60,
     )
