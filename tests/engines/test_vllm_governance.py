@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -79,6 +80,18 @@ def test_a_variable_that_opens_a_way_around_is_refused(
     monkeypatch.setenv(variable, "1")
     with pytest.raises(EngineSettingError, match=variable):
         check_engine(engine())
+
+
+@pytest.mark.parametrize("argument", ["--grpc", "--grpc=true", "--grpc-port=50051", "--grpc_port"])
+def test_a_server_that_runs_no_middleware_is_refused(
+    argument: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["vllm", "serve", "grpc", "--port", "8000"])
+    check_engine(engine())
+    monkeypatch.setattr(sys, "argv", ["vllm", "serve", "m", argument])
+    with pytest.raises(EngineSettingError, match="--grpc is set") as caught:
+        check_engine(engine())
+    assert caught.value.hint == "remove --grpc"
 
 
 @pytest.mark.parametrize("version", ["0.31.9", "0.33.0", "1.32.0", "0.3.2"])

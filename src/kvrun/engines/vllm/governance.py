@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 
 from kvrun.engines.vllm.compat import KVCacheConfig, VllmConfig, require_supported_version
@@ -54,6 +55,12 @@ def check_engine(config: VllmConfig) -> None:
     ):
         if os.environ.get(variable, "0") not in ("", "0"):
             raise EngineSettingError(f"{variable} is set: {why}", hint=f"unset {variable}")
+    # vLLM's processes inherit the command line; its configuration does not say what it serves.
+    if any(argument.replace("_", "-").startswith("--grpc") for argument in sys.argv):
+        raise EngineSettingError(
+            "--grpc is set: its requests go past the middleware, so nobody says whose they are",
+            hint="remove --grpc",
+        )
 
 
 def engine_fingerprint(
