@@ -42,6 +42,7 @@ def test_a_condition_holds_does_not_or_cannot_be_said(text: str, holds: bool | N
 
 
 LIST = f"[{','.join('1' * 100)}]"
+LOOPS = "[1, 2].all(a, [1, 2].all(b, [1, 2].all(c, true)))"
 
 
 @pytest.mark.parametrize(
@@ -62,6 +63,10 @@ LIST = f"[{','.join('1' * 100)}]"
         f"{LIST} . all ( a , {LIST} . all ( b , true ) )",
         'workspace.matches("(a+)+$")',
         '"""unended',
+        # What looks like a text to whoever does not know CEL's other ways to write one.
+        f"\"\"\"'\"\"\" == workspace || {LOOPS} || \"\"\"'\"\"\" == workspace",
+        f"{LOOPS} == true".replace("(", " // \n("),
+        LOOPS.replace("all(", "existsOne("),
         "'unended",
         "",
     ],
