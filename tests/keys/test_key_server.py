@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -24,12 +25,17 @@ from kvrun.keys.remote import RemoteKeys
 from kvrun.keys.service import KeyService
 from kvrun.keys.service_token import make_token, read_token
 from kvrun.keys.session import SessionKeys
+from kvrun.keys.stream import Stream
 from kvrun.keys.wire import (
     MAX_REQUEST_BYTES,
     VERSION,
     Acquire,
     Challenge,
     Hello,
+    Lent,
+    Living,
+    Message,
+    Names,
     Welcome,
     decode_answer,
     encode,
@@ -256,6 +262,73 @@ def test_a_daemon_that_stands_still_is_named_and_can_use_nothing_when_it_wakes(
     assert other.stdout.readline() == "refused\n"
 
 
+@brief
+def test_an_erasure_that_is_asked_for_again_waits_for_who_has_not_let_go_yet(
+    box: Box, other: subprocess.Popen[str]
+) -> None:
+    a, b = box.daemon("a"), box.daemon("b")
+    gone = ids(a)
+    os.kill(other.pid, signal.SIGSTOP)
+    first = threading.Thread(target=lambda: a.selection.destroy(gone))
+    first.start()
+    until(lambda: not b.selection.living(gone))
+    assert b.selection.destroy(gone).unconfirmed == (f"stopped (process {other.pid})",)
+    first.join()
+    os.kill(other.pid, signal.SIGCONT)
+
+
+def test_keys_that_are_on_their_way_to_whoever_erases_them_end_there_too(
+    box: Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = box.daemon("a"), box.daemon("b")
+    b.acquire("alice", "one")
+    gone, lent, go = ids(a), threading.Event(), threading.Event()
+    real = Stream.send
+
+    def send(stream: Stream, message: Message, keys: memoryview | None = None) -> None:
+        if isinstance(message, Lent):
+            lent.set()
+            assert go.wait(20)
+        real(stream, message, keys)
+
+    monkeypatch.setattr(Stream, "send", send)
+    found: list[SessionKeys] = []
+
+    def take() -> None:
+        with contextlib.suppress(KeysError):
+            found.append(a.acquire("alice", "one"))
+
+    taking = threading.Thread(target=take)
+    taking.start()
+    assert lent.wait(20)
+    erasing = threading.Thread(target=lambda: a.selection.destroy(gone))
+    erasing.start()
+    until(lambda: not b.selection.living(gone))
+    erasing.join(0.3)  # it is told that all is done only after what is on its way came
+    go.set()
+    erasing.join(20)
+    taking.join(20)
+    assert not any(works(keys) for keys in found)
+    assert not box.daemons[0]._handles.key_ids()
+
+
+def test_no_two_requests_have_one_number_also_over_connections(box: Box) -> None:
+    a = box.daemon("a")
+    numbers: list[int] = []
+
+    def asked(call: int) -> Living:
+        numbers.append(call)
+        return Living(call, [])
+
+    for _ in range(2):
+        for _ in range(3):
+            a.ask(asked, Names)
+        assert a._link is not None
+        a._link.close()
+        until(lambda: reached(a))
+    assert len(set(numbers)) == 6
+
+
 def test_a_daemon_that_was_killed_is_not_waited_for(box: Box, other: subprocess.Popen[str]) -> None:
     a = box.daemon("a")
     gone = ids(a)
@@ -328,6 +401,20 @@ def test_a_restarted_service_waits_for_daemons_that_it_does_not_know_any_more(bo
     box.serve(strangers_s=0.7)
     b = box.daemon("b")
     gone, began = ids(b), time.monotonic()
+    b.selection.destroy(gone)
+    assert time.monotonic() - began > 0.3
+
+
+def test_a_restarted_service_waits_also_where_all_keys_are_destroyed(box: Box) -> None:
+    a = box.daemon("a")
+    a.acquire("alice", "one")
+    gone = ids(a)
+    a.selection.destroy(gone)
+    a.close()
+    box.stop()
+    box.serve(strangers_s=0.7)
+    b, began = box.daemon("b"), time.monotonic()
+    assert b.session_count == 0
     b.selection.destroy(gone)
     assert time.monotonic() - began > 0.3
 

@@ -64,7 +64,7 @@ LOOPS = "[1, 2].all(a, [1, 2].all(b, [1, 2].all(c, true)))"
         'workspace.matches("(a+)+$")',
         '"""unended',
         # What looks like a text to whoever does not know CEL's other ways to write one.
-        f"\"\"\"'\"\"\" == workspace || {LOOPS} || \"\"\"'\"\"\" == workspace",
+        f'"""\'""" == workspace || {LOOPS} || """\'""" == workspace',
         f"{LOOPS} == true".replace("(", " // \n("),
         LOOPS.replace("all(", "existsOne("),
         "'unended",

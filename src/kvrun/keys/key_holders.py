@@ -67,7 +67,11 @@ class KeyHolders:
             self._changed.notify_all()
 
     def end(self, key_ids: Iterable[bytes], *, but: Holder | None = None) -> list[Holder]:
-        """Tell everybody who has one of the keys, ``but`` one, which ended them itself."""
+        """Tell everybody who has one of the keys, ``but`` one, which ended them itself.
+
+        Whom to wait for: those, and who has not confirmed what it was told before, which may have
+        been the same keys: an erasure is asked for again where nobody saw the end of the first.
+        """
         gone = frozenset(key_ids)
         with self._changed:
             self._forget_idle()
@@ -79,10 +83,12 @@ class KeyHolders:
                 self._number += 1
                 holder.told = self._number
             numbers = [holder.told for holder, _ in asked]
+            now, told = self._clock(), {holder for holder, _ in asked}
+            earlier = [h for h in self._holders - told if h.heard < h.told and h.lease_until > now]
         # Without the lock: one that does not read must not keep the others waiting.
         for (holder, ids), number in zip(asked, numbers, strict=True):
             holder.tell(number, ids)
-        return [holder for holder, _ in asked]
+        return [*told, *(holder for holder in earlier if holder is not but)]
 
     def wait(self, asked: Iterable[Holder]) -> list[str]:
         """Until each confirmed, ended, or its lease is over; those that did not confirm, in words.

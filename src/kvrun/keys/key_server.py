@@ -104,8 +104,10 @@ class KeyServer:
         self._clock = clock
         self._random_bytes = random_bytes
         self._id = random_bytes(16)
-        # Where there is no session there is nobody who could have been lent anything.
-        strangers_until = clock() + strangers_s if service.session_count else 0.0
+        # Where there never was a session (the first destroyed one began the second epoch), there is
+        # nobody who could have been lent anything.
+        was_used = service.session_count or service.epoch > 1
+        strangers_until = clock() + strangers_s if was_used else 0.0
         self._holders = KeyHolders(strangers_until=strangers_until, clock=clock)
         self._lender = KeyLender(service)
         self._arena = SecretArena(LENT_BYTES, strict=strict_memory)
@@ -322,7 +324,10 @@ class KeyServer:
         gone = {bytes.fromhex(key_id) for key_id in (*key_ids, *(key.key_id for key in keys))}
         self._lender.forget(gone)
         asked = self._holders.end(gone, but=connection.holder)
-        return Gone(call, keys, self._holders.wait(asked))
+        unconfirmed = self._holders.wait(asked)
+        with connection.lending:
+            # It lets go of them once more when it hears this: after any that were on their way.
+            return Gone(call, keys, unconfirmed)
 
     def _note(self, keys: Iterable[DestroyedKey], but: Holder | None) -> None:
         """Have everybody let go of keys that were too old, and tell it to whoever asks next."""

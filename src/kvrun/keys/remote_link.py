@@ -2,6 +2,7 @@
 
 import contextlib
 import hmac
+import itertools
 import os
 import queue
 import socket
@@ -40,6 +41,8 @@ from kvrun.keys.wire import (
 
 T = TypeVar("T", bound=Message)
 _HANDSHAKE_S = 5.0
+_CALLS = itertools.count(1)
+"""Of every connection: what is left over of one request is never taken for another's answer."""
 _replace = msgspec.structs.replace
 
 
@@ -73,7 +76,6 @@ class RemoteLink:
         self._on_lease_over = on_lease_over
         self._lock = threading.Lock()
         self._waiting: dict[int, queue.SimpleQueue[Answer | None]] = {}
-        self._calls = 0
         self._closed = False
         raw = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
@@ -117,8 +119,7 @@ class RemoteLink:
     def ask_any(self, make: Callable[[int], Message], *, within_s: float) -> Answer:
         """As ``ask``, where the answer may be one of several."""
         with self._lock:
-            self._calls += 1
-            call = self._calls
+            call = next(_CALLS)
             waiting = self._waiting[call] = queue.SimpleQueue()
         try:
             self.send(make(call))
@@ -132,8 +133,7 @@ class RemoteLink:
     ) -> None:
         """Give every answer to ``take`` until that returns False."""
         with self._lock:
-            self._calls += 1
-            call = self._calls
+            call = next(_CALLS)
             waiting = self._waiting[call] = queue.SimpleQueue()
         try:
             self.send(make(call))
