@@ -13,11 +13,13 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from kvrun.errors import KvrunError
 
 _AUTHOR = {"NAME": "kvrun", "EMAIL": "kvrun@localhost"}
 _ABSENT = 2
+_MAX_TREE_FILES = 100_000
 
 
 class GitError(KvrunError):
@@ -28,8 +30,8 @@ class GitError(KvrunError):
 class GitAccess:
     """How to reach a remote. ``timeout_s`` is for one whole use of the repository.
 
-    ``max_pack_bytes`` bounds every file that git writes, and so what a remote can send; 0 is no
-    bound.
+    ``max_pack_bytes`` bounds every file that git writes and all that it says, and so what a remote
+    can send; 0 is no bound.
     """
 
     timeout_s: float
@@ -107,9 +109,11 @@ class Git:
         return self.run("cat-file", "blob", name)
 
     def tree(self, commit: str, folder: str) -> list[TreeEntry]:
-        """Every file below a folder of a commit, without reading any."""
+        """Every file below a folder of a commit, without reading any. GitError for too many."""
         entries = []
         listed = self.run("ls-tree", "-r", "-l", "-z", commit, "--", f"{folder}/")
+        if listed.count(b"\0") > _MAX_TREE_FILES:
+            raise GitError(f"{folder} has more than {_MAX_TREE_FILES} files")
         for line in listed.decode("utf-8", "replace").split("\0"):
             head, _, path = line.partition("\t")
             if path:
@@ -158,7 +162,9 @@ class Git:
         for line in listed.decode("utf-8", "replace").splitlines():
             commit, _, name = line.partition("\t")
             if name == branch:
-                self.run("fetch", "--quiet", "--no-tags", "--no-write-fetch-head", remote, branch)
+                self.run(
+                    "fetch", "--quiet", "--no-tags", "--no-write-fetch-head", "--", remote, branch
+                )
                 return commit
         return None
 
@@ -243,21 +249,29 @@ class Git:
         environment: Mapping[str, str] | None = None,
     ) -> tuple[int, bytes, bytes]:
         command = ["git", *_OPTIONS, *(_ONE_FILE if self._max_pack_bytes else ()), *arguments]
-        try:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                env={**self._environment, **(environment or {})},
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise GitError(
-                f"git cannot be started: {error.strerror}", hint="Install git."
-            ) from None
+        with _in_memory("output") as output, _in_memory("problem") as problem:
+            try:
+                process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.PIPE,
+                    stdout=output,
+                    stderr=problem,
+                    env={**self._environment, **(environment or {})},
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise GitError(
+                    f"git cannot be started: {error.strerror}", hint="Install git."
+                ) from None
+            status = self._wait(process, input_bytes)
+            for file in (output, problem):
+                file.seek(0)
+            return status, output.read(), problem.read()
+
+    def _wait(self, process: subprocess.Popen[bytes], input_bytes: bytes) -> int:
         if self._max_pack_bytes:
             # Inherited by what git starts to receive a pack, which it does after a first answer.
+            # What it says is bounded too: a small tree can list the same files without an end.
             limit = (self._max_pack_bytes, self._max_pack_bytes)
             with contextlib.suppress(ProcessLookupError):
                 resource.prlimit(process.pid, resource.RLIMIT_FSIZE, limit)
@@ -265,13 +279,17 @@ class Git:
         with process:
             try:
                 left = max(0.1, self._deadline - time.monotonic())
-                output, problem = process.communicate(input_bytes, timeout=left)
+                process.communicate(input_bytes, timeout=left)
             except subprocess.TimeoutExpired:
                 # Helpers of git (ssh, git-remote-https) hold the pipes: end all of them.
                 os.killpg(process.pid, signal.SIGKILL)
                 process.communicate()
                 raise GitError(f"git did not finish within {self._timeout_s:g} s") from None
-        return process.returncode, output, problem
+        return process.returncode
+
+
+def _in_memory(name: str) -> BinaryIO:
+    return os.fdopen(os.memfd_create(f"kvrun-git-{name}"), "w+b")
 
 
 def _fits(line: bytes, max_bytes: int) -> bool:

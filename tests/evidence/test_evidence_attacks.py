@@ -258,6 +258,12 @@ def _hostile() -> Iterator[tuple[str, bytes]]:
     packed = bytearray(whole)
     packed[whole.index(b"PK\1\2") + 10] = 8
     yield "compressed", bytes(packed)
+    over = bytearray(archive(Entry("big", 0, 4000), *(Entry(f"f{n:02}", 0, 0) for n in range(50))))
+    at = over.index(b"PK\1\2")
+    while (at := over.find(b"PK\1\2", at + 4)) >= 0:
+        over[at + 20 : at + 28] = struct.pack("<II", 3000, 3000)
+        over[at + 42 : at + 46] = struct.pack("<I", 0)
+    yield "fifty files over one another", bytes(over)
     yield "a link to nothing", b"PK\3\4"
     yield "more entries than there are", whole[:-14] + b"\xff\x00\xff\x00" + whole[-10:]
     yield "something after the end", whole + b"tail"
@@ -274,6 +280,13 @@ def test_a_hostile_archive_is_refused_with_a_reason(tmp_path: Path, name: str) -
     report = check_bundle(path, anchor=None, now=NOW)
     assert report.exit_code == 1
     assert all(item.detail for item in report.failed)
+
+
+def test_no_byte_of_an_archive_is_read_for_two_files(tmp_path: Path) -> None:
+    path = tmp_path / "hostile.zip"
+    path.write_bytes(HOSTILE["fifty files over one another"])
+    with pytest.raises(BundleFormatError, match="lies over other files"):
+        Archive(path)
 
 
 def test_what_cannot_be_opened_is_said(tmp_path: Path) -> None:

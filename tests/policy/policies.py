@@ -77,6 +77,19 @@ class Repository:
         )
         return done.stdout.decode().strip()
 
+    def mktree(self, file: str) -> str:
+        """The tree of the lines in a file, as ``git mktree`` reads them."""
+        environment = {"PATH": os.environ["PATH"], "GIT_CONFIG_NOSYSTEM": "1"}
+        with (self.folder / file).open("rb") as lines:
+            done = subprocess.run(
+                ["git", "-C", str(self.folder), "mktree"],
+                env=environment,
+                stdin=lines,
+                capture_output=True,
+                check=True,
+            )
+        return done.stdout.decode().strip()
+
     def commit(
         self, files: dict[str, str | bytes | None], *, key: Path | None = None, amend: bool = False
     ) -> str:

@@ -132,6 +132,28 @@ def test_a_pack_beyond_the_bound_is_not_taken_in_and_leaves_nothing(
     assert size < 1 << 20
 
 
+def test_a_tree_that_lists_the_same_files_without_an_end_is_refused(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvrun.policy.sync.MAX_PACK_BYTES", 1 << 20)
+    good = world.repository.commit({"eu.yaml": EU})
+    world.sync()
+    (world.repository.folder / "all").write_text("a: b\n")
+    name, kind, mode = world.repository.git("hash-object", "-w", "all"), "blob", "100644"
+    for _ in range(4):
+        lines = "".join(f"{mode} {kind} {name}\t{n:02}.yaml\n" for n in range(32))
+        (world.repository.folder / "all").write_text(lines)
+        name, kind, mode = world.repository.mktree("all"), "tree", "040000"
+    (world.repository.folder / "all").write_text(f"040000 tree {name}\tpolicies\n")
+    top = world.repository.mktree("all")
+    bad = world.repository.git("commit-tree", top, "-p", "HEAD", "-m", "a million files")
+    world.repository.git("update-ref", "refs/heads/main", bad)
+    outcome = world.sync()
+    assert (outcome.outcome, outcome.revision) == ("rejected", bad)
+    assert outcome.problems[0].startswith("git ls-tree failed"), "it was ended, not listed"
+    assert world.active() == good
+
+
 def test_a_link_out_of_the_repository_is_not_followed(world: World) -> None:
     world.repository.commit({"eu.yaml": EU})
     (world.repository.folder / "policies" / "x.yaml").symlink_to("/etc/passwd")

@@ -106,7 +106,7 @@ def read_directory(file: BinaryIO) -> list[Placed]:
     file.seek(start)
     data = file.read(size)
     found: list[Placed] = []
-    at, names = 0, set()
+    at, contents_bytes, names = 0, 0, set()
     while at < len(data):
         if len(found) >= count:
             raise BundleFormatError("the directory has more entries than the archive's end says")
@@ -120,6 +120,11 @@ def read_directory(file: BinaryIO) -> list[Placed]:
         if placed.offset + placed.entry.size_bytes > start:
             raise BundleFormatError(
                 f"{placed.entry.name} does not fit into the archive", name=placed.entry.name
+            )
+        contents_bytes += placed.entry.size_bytes
+        if contents_bytes > start:
+            raise BundleFormatError(
+                f"{placed.entry.name} lies over other files", name=placed.entry.name
             )
         names.add(folded)
         found.append(placed)
