@@ -17,6 +17,7 @@ from kvrun.cli.main import app
 from kvrun.evidence.check import check_bundle
 from kvrun.evidence.errors import EvidenceError
 from kvrun.evidence.export import Request, Step, export_bundle
+from kvrun.evidence.live import live_controls
 from kvrun.evidence.period import parse_period
 from kvrun.evidence.populations import COLUMNS, Population
 from kvrun.evidence.report import BundleCheck, BundleReport
@@ -235,6 +236,12 @@ def test_self_tests_and_evaluations_of_the_period_are_in_it_signed(
     report = check(world, february)
     assert report.exit_code == 0, said(report)
     assert check(world, february, trusted=False).exit_code == 2
+
+
+def test_a_page_counts_the_evaluations_that_a_bundle_would_have(world: World) -> None:
+    february = parse_period("2026-02-01", "2026-03-01")
+    assert live_controls(world.scope, february).totals.evaluations == 1
+    assert live_controls(world.scope, JANUARY).totals.evaluations == 0
 
 
 def test_the_sample_is_what_the_seed_draws(world: World, bundle: Path) -> None:

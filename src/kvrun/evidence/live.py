@@ -1,4 +1,4 @@
-"""The controls as they stand now, from tallies alone: nothing of Storage is read for a page."""
+"""The controls as they stand now, from tallies and records here: a page reads no Storage."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from kvrun.evidence.controls import ControlMap, Totals, control_map
 from kvrun.evidence.logs import SiteLogs
 from kvrun.evidence.period import Period
 from kvrun.evidence.populations import deployment_row
+from kvrun.evidence.results import evaluations
 from kvrun.evidence.scope import Scope, Site
 
 _MOST_OPEN_BYTES = 16 << 20
@@ -17,8 +18,8 @@ _MOST_OPEN_BYTES = 16 << 20
 def live_controls(scope: Scope, period: Period) -> ControlMap:
     """The controls with their states by what is tallied of the period.
 
-    A long open segment, and segments that an earlier version stored, are not counted: a bundle may
-    have more. Raises KvrunError.
+    A long open segment, segments that an earlier version stored, and isolation self-tests are not
+    counted: a bundle may have more. Raises KvrunError.
     """
     counted: Counter[str] = Counter()
     certificates = deployments = 0
@@ -39,6 +40,7 @@ def live_controls(scope: Scope, period: Period) -> ControlMap:
         certificates=certificates,
         deployments=deployments,
         denied=counted["denied"],
+        evaluations=len(evaluations(scope, period)),
         keys_created=counted["key_created"],
         keys_destroyed=counted["key_destroyed"],
         records=sum(counted.values()),

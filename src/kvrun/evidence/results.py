@@ -24,7 +24,7 @@ from kvrun.finetune.evaluation import (
     EvaluationPredicate,
     decode_evaluation,
 )
-from kvrun.finetune.store import FineTunes
+from kvrun.finetune.store import FineTunes, Kept
 from kvrun.isolation.report import FOLDER_NAME, read_result
 from kvrun.statements.document import (
     MAX_DOCUMENT_BYTES,
@@ -55,14 +55,26 @@ def take_results(part: Part, scope: Scope, period: Period) -> None:
             if period.has(issued):
                 last = name.rpartition("/")[2]
                 part.add(check_name(f"{ISOLATION}{folder_name(site.id)}/{last}"), data)
+    for kept in evaluations(scope, period):
+        place = f"{FINETUNES}{folder_name(kept.note.id)}"
+        part.add(f"{place}/{EVALUATION_NAME}", kept.evaluation_bytes)
+        part.add(f"{place}/{STATEMENT_NAME}", kept.statement_bytes)
+
+
+def evaluations(scope: Scope, period: Period) -> list[Kept]:
+    """Evaluations of fine-tunes that were made in the period, the first one first.
+
+    Raises FineTuneError for a record that is damaged.
+    """
+    if scope.finetunes is None:
+        return []
     served = {Path(site.spec.model).name for site in scope.sites}
-    store = FineTunes(scope.finetunes) if scope.finetunes is not None else None
-    for kept in reversed(store.records()) if store is not None else ():
-        wanted = not scope.deployment_id or kept.note.name in served
-        if wanted and period.has(kept.evaluation.evaluated_at):
-            place = f"{FINETUNES}{folder_name(kept.note.id)}"
-            part.add(f"{place}/{EVALUATION_NAME}", kept.evaluation_bytes)
-            part.add(f"{place}/{STATEMENT_NAME}", kept.statement_bytes)
+    return [
+        kept
+        for kept in reversed(FineTunes(scope.finetunes).records())
+        if not scope.deployment_id or kept.note.name in served
+        if period.has(kept.evaluation.evaluated_at)
+    ]
 
 
 @dataclass(slots=True)
