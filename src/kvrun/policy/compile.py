@@ -227,12 +227,13 @@ def aged_table(table: PolicyTable) -> PolicyTable:
 
 
 def warned_table(table: PolicyTable) -> PolicyTable:
-    """The same decisions without effect: everything is allowed, and why it would not be stays."""
+    """The same decisions without effect: everything is allowed for any time, and why it would not
+    be stays."""
     done: dict[int, Row] = {}
 
     def allowed(row: Row) -> Row:
         if id(row) not in done:
-            done[id(row)] = _row([replace(decision, allowed=True) for decision in row])
+            done[id(row)] = _row([replace(decision, allowed=True, ttl_s=None) for decision in row])
         return done[id(row)]
 
     rows = {ref: allowed(row) for ref, row in table.rows.items()}
