@@ -146,7 +146,8 @@ def _open_instance(
         parts = stack.enter_context(open_parts(config, public_keys))
         if reason := config.deployment.unevaluated_reason:
             parts.journal.deployment_event(
-                Event.DEPLOYMENT_STARTED, f"without a valid evaluation of the model: {reason}"
+                Event.DEPLOYMENT_STARTED,
+                f"a model without a valid evaluation may be served: {reason}",
             )
             parts.journal.commit()  # or nothing starts
         instance, memory, facts = parts.instance, parts.memory, parts.root
