@@ -97,6 +97,8 @@ def test_a_repository_is_followed_compared_and_shown(home: Path) -> None:
     file.write_text(POLICY.replace("[gpu, memory]", "[gpu]"))
     answer = json.loads(_run("diff", "active", str(repository / "policies"), "--json"))
     assert answer["changes"][0]["fields"] == ["allow.tiers: [gpu, memory] -> [gpu]"]
+    shown = _run("diff", "active", str(repository / "policies"))
+    assert "[gpu, memory] -> [gpu]" in shown
     same = _run("diff", "main", "active", "--repository", str(repository))
     assert "no policy differs" in same
     assert "no decision of this instance changes" in same

@@ -14,7 +14,7 @@ from kvrun.audit.checkpoint import open_checkpoint
 from kvrun.audit.files import read_timestamps, verify_files
 from kvrun.audit.verdict import Aspect, Code, Verdict
 from kvrun.audit.verify import Trust
-from kvrun.cli.evidence import read_evidence
+from kvrun.cli.attestations import read_attestations
 from kvrun.control.alerts import AlertKind
 from kvrun.control.collector import CollectOutcome
 from kvrun.control.witness import Witness
@@ -59,7 +59,7 @@ def test_all_three_kinds_attest_what_was_collected(tmp_path: Path) -> None:
     assert remembered is not None
     note = remembered.note.encode()
     assert {who.name for who in open_checkpoint(note, KEYS, [key]).cosigned_by} == {key.name}
-    attested = read_evidence([tmp_path / "w.git"], BRANCH, [], None)
+    attested = read_attestations([tmp_path / "w.git"], BRANCH, [], None)
     attested += read_timestamps([tmp_path / "stamps"], authority.root, "the authority")
     trust = Trust(keys=KEYS, witnesses=(key,), remembered=(note,), attested=attested)
     verified = verify_files([whole], trust)

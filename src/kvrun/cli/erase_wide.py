@@ -217,7 +217,8 @@ class _Wide:
         out.print(rows)
         for item in counted.deployments:
             if item.problem:
-                out.print(f"[yellow]cannot be planned:[/] {escape(item.name)}: {item.problem}")
+                name, problem = escape(item.name), escape(item.problem)
+                out.print(f"[yellow]cannot be planned:[/] {name}: {problem}")
         typer.echo(f"token, for ten minutes: {counted.token}")
         if counted.needs_approval:
             typer.echo("a second person has to agree: the same command with --confirm and --ask")

@@ -1,65 +1,132 @@
-"""Evidence of witnesses for ``kvrun verify``: Git repositories and RFC 3161 timestamps."""
+"""``kvrun evidence``: make what auditors take away; and its half of ``kvrun verify``."""
 
-from collections.abc import Sequence
+import os
+import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from kvrun.audit.attestation import Attestation
-from kvrun.audit.errors import AuditError
-from kvrun.audit.files import read_timestamps
-from kvrun.audit.verdict import Code
-from kvrun.config.witness import WitnessSection
+from kvrun.cli.options import (
+    DEFAULT_CONFIG,
+    ConfigFile,
+    console,
+    print_json,
+    read_config,
+    table,
+)
+from kvrun.cli.trust import read_anchor
 
-READ_TIMEOUT_S = 300.0
-DEFAULT_BRANCH: str = WitnessSection.model_fields["git_branch"].default
+app = typer.Typer(no_args_is_help=True)
 
-Repositories = Annotated[
-    list[Path] | None,
-    typer.Option("--repository", help="A Git repository that keeps checkpoints. Repeatable."),
-]
-Branch = Annotated[str, typer.Option(help="The branch of those repositories.")]
-Timestamps = Annotated[
-    list[Path] | None,
-    typer.Option("--timestamp", help="A token (NOTE.tsr beside NOTE) or a folder. Repeatable."),
-]
-TsaCertificate = Annotated[
-    Path | None,
-    typer.Option(help="PEM file with the root certificate of the timestamp authority."),
-]
+Since = Annotated[str, typer.Option("--from", help="First day of the period, UTC: 2026-01-01.")]
+Until = Annotated[str, typer.Option("--to", help="First day after it; it is not part of it.")]
+Sample = Annotated[int, typer.Option(help="Records to draw, each with an inclusion proof.")]
+Seed = Annotated[str, typer.Option(help="What the draw follows from: the auditor chooses it.")]
+Full = Annotated[bool, typer.Option("--full", help="Put the segments themselves in, too.")]
+Output = Annotated[Path, typer.Option("--output", "-o", help="The new file.")]
 
 
-def read_evidence(
-    repositories: Sequence[Path],
-    branch: str,
-    timestamps: Sequence[Path],
-    tsa_certificate: Path | None,
-) -> tuple[Attestation, ...]:
-    """Everything that the given witnesses attest. Raises KvrunError for what cannot be read."""
-    found = [item for path in repositories for item in _committed(path, branch)]
-    if timestamps:
-        if tsa_certificate is None:
-            raise AuditError(
-                "--timestamp needs --tsa-certificate",
-                hint="A timestamp counts under the root certificate of an authority you trust.",
-            )
-        try:
-            authorities = tsa_certificate.read_bytes()
-        except OSError as error:
-            raise AuditError(f"{tsa_certificate} cannot be read: {error.strerror}") from None
-        names = f"the timestamp authority of {tsa_certificate.name}"
-        found += read_timestamps(timestamps, authorities, names)
-    return tuple(found)
+@app.callback()
+def evidence() -> None:
+    """Make the evidence of a period: one file that auditors check without this installation."""
 
 
-def _committed(repository: Path, branch: str) -> list[Attestation]:
-    # Loaded where it is used: most verifications have no repository.
-    from kvrun.control.witness_git import committed_notes
-    from kvrun.git import GitAccess
+@app.command()
+def export(
+    since: Since,
+    until: Until,
+    output: Output = Path("evidence.zip"),
+    sample: Sample = 25,
+    seed: Seed = "1",
+    full: Full = False,
+    config_file: ConfigFile = DEFAULT_CONFIG,
+) -> None:
+    """Put everything that shows what was governed in a period into one signed file.
 
-    notes = committed_notes(repository, branch, GitAccess(READ_TIMEOUT_S))
-    return [
-        Attestation(item.note, f"the repository {repository}", item.time, Code.COMMITTED)
-        for item in notes
-    ]
+    Logs, certificates, lists of requests and changes, configuration, public keys, formats and
+    verifiers; and which requirement they are evidence for. It holds no prompt, no key and no end
+    user's id. Interrupted, it goes on with what was finished when it is called again. That it was
+    made is on record first.
+
+    Example: kvrun evidence export --from 2026-01-01 --to 2026-04-01 -o evidence.zip
+    """
+    from kvrun.api.home import home_of
+    from kvrun.control.plane import ControlPlane
+    from kvrun.evidence.export import Request, Step, export_bundle
+    from kvrun.evidence.period import parse_period
+    from kvrun.evidence.scope import scope_of_config
+
+    config = read_config(config_file)
+    request = Request(parse_period(since, until), sample=sample, seed=seed, full=full)
+    ControlPlane(config).journal.record_read(
+        b"",
+        reason=f"evidence of {request.period} by uid {os.getuid()}",
+        deployment=config.deployment.name,
+    )
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console(stderr=True), transient=True) as progress:
+        bar = progress.add_task("evidence", total=None)
+
+        def show(step: Step) -> None:
+            progress.update(bar, total=step.steps, completed=step.done, description=step.what)
+
+        path = export_bundle(
+            scope_of_config(config, home_of(config)), request, output, on_step=show
+        )
+    typer.echo(f"evidence: {path} ({path.stat().st_size:,} bytes)")
+
+
+@app.command()
+def trust(config_file: ConfigFile = DEFAULT_CONFIG) -> None:
+    """Print the trust anchor with which others check evidence of this deployment.
+
+    It has the keys of evidence, certificates and logs, and of who countersigns. Hand it over on
+    another way than the evidence, and compare fingerprints by voice.
+
+    Example: kvrun evidence trust > anchor.json
+    """
+    from kvrun.api.home import home_of
+    from kvrun.evidence.anchor import scope_anchor
+    from kvrun.evidence.scope import scope_of_config
+
+    config = read_config(config_file)
+    typer.echo(scope_anchor(scope_of_config(config, home_of(config))).decode(), nl=False)
+
+
+def is_bundle(path: Path) -> bool:
+    """Whether a file claims to be a zip archive."""
+    try:
+        with path.open("rb") as file:
+            return file.read(4) in (b"PK\3\4", b"PK\5\6") or path.suffix == ".zip"
+    except OSError:
+        return False
+
+
+def verify_bundle(path: Path, trust_file: Path | None, *, as_json: bool) -> int:
+    """Check a bundle and print one table; the exit status."""
+    from kvrun.evidence.check import check_bundle
+    from kvrun.evidence.report import BundleReport
+
+    anchor = read_anchor(trust_file) if trust_file else None
+    with console(stderr=True).status("checking") as status:
+        report: BundleReport = check_bundle(
+            path,
+            anchor=anchor,
+            now=time.time(),
+            on_check=lambda check: status.update(f"checking {check.value}"),
+        )
+    if as_json:
+        print_json(
+            {"kind": "evidence", "exit_code": report.exit_code, "checks": list(report.results)}
+        )
+        return report.exit_code
+    rows = table("check", "verdict", "what was found")
+    for item in report.results:
+        rows.add_row(item.check.value, item.verdict.value, escape(item.detail))
+    console().print(rows)
+    if not report.trusted:
+        typer.echo("signer: self-asserted")
+    return report.exit_code

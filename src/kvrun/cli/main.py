@@ -13,7 +13,6 @@ from kvrun.cli import (
     apikeys,
     audit,
     bench,
-    bundle,
     cache,
     certificate,
     control_plane,
@@ -24,6 +23,7 @@ from kvrun.cli import (
     erase,
     erase_user,
     erase_wide,
+    evidence,
     finetune,
     init,
     instance,
@@ -112,7 +112,7 @@ erase.app.command("tenants")(erase_wide.tenants)
 app.add_typer(erase.app, name="erase")
 app.add_typer(finetune.app, name="finetune")
 app.add_typer(doctor.app, name="doctor")
-app.add_typer(bundle.app, name="evidence")
+app.add_typer(evidence.app, name="evidence")
 app.add_typer(keys.app, name="keys")
 app.add_typer(instance.app, name="instance")
 app.add_typer(workspaces.members_app, name="members")

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import msgspec
 import typer
+from rich.markup import escape
 
 from kvrun.audit.cursor import read_records
 from kvrun.cli import policy_sync
@@ -33,11 +34,10 @@ from kvrun.cli.policy_source import (
     revision_in,
     tenant_from,
 )
-from kvrun.config.residency import DAY_S
 from kvrun.config.values import size_text
 from kvrun.policy.compile import CompiledRevision, Decision, PolicyTable
 from kvrun.policy.diff import UNKNOWN, diff_decisions, diff_documents
-from kvrun.policy.document import TIER_NAMES, Tier, schema_text
+from kvrun.policy.document import TIER_NAMES, Tier, parse_duration, schema_text
 from kvrun.policy.errors import PolicyError
 from kvrun.policy.setup import facts_of, folder_of
 from kvrun.policy.simulate import placements
@@ -46,7 +46,6 @@ from kvrun.policy.testing import explain as explain_decision
 from kvrun.policy.testing import run_tests
 
 app = typer.Typer(no_args_is_help=True)
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": DAY_S}
 _POLICIES = Path("policies")
 
 
@@ -127,7 +126,7 @@ def diff(
     rows = table("policy", "change", "where", "what")
     for change in changes:
         where = change.after or change.before
-        rows.add_row(change.rule, change.kind, where, "\n".join(change.fields))
+        rows.add_row(change.rule, change.kind, escape(where), escape("\n".join(change.fields)))
     out.print(rows if changes else "no policy differs")
     if flips:
         rows = table("tier", "before", "after", "tenants", "for example")
@@ -189,7 +188,8 @@ def explain(
             rows.add_row(name, said, "-", "-", "-", decision.why.value)
         for trace in answer.traces:
             because = trace.refuses or trace.reason or "allows it"
-            rows.add_row(name, said, trace.rule, trace.where, trace.matched.value, because)
+            row = (trace.rule, escape(trace.where), trace.matched.value, escape(because))
+            rows.add_row(name, said, *row)
             name = said = ""
     out.print(rows)
 
@@ -232,7 +232,7 @@ def simulate(
             str(group.placements),
             size_text(group.size_bytes),
             str(len(group.tenants)),
-            f"{group.rule} {group.where}".strip() or "-",
+            escape(f"{group.rule} {group.where}".strip() or "-"),
             group.why,
         )
     out.print(rows if result.changes else "nothing would have been decided otherwise")
@@ -258,7 +258,9 @@ def _tier(name: str) -> str:
 
 
 def _seconds(text: str) -> int:
-    number, unit = text[:-1], text[-1:]
-    if not number.isdigit() or unit not in _UNITS or len(number) > 6:
-        raise PolicyError(f"{text[:40]!r} is no length of time", hint="Write 30m, 24h or 7d.")
-    return int(number) * _UNITS[unit]
+    try:
+        return parse_duration(text)
+    except ValueError:
+        raise PolicyError(
+            f"{text[:40]!r} is no length of time", hint="Write 30m, 24h or 7d."
+        ) from None

@@ -9,7 +9,14 @@ import typer
 from kvrun.audit.errors import AuditError
 from kvrun.audit.files import read_keys, verify_files
 from kvrun.audit.verify import Trust
-from kvrun.cli.bundle import is_bundle, verify_bundle
+from kvrun.cli.attestations import (
+    DEFAULT_BRANCH,
+    Branch,
+    Repositories,
+    Timestamps,
+    TsaCertificate,
+    read_attestations,
+)
 from kvrun.cli.certificate import (
     Opening,
     TrustFile,
@@ -17,14 +24,7 @@ from kvrun.cli.certificate import (
     is_certificate,
     print_report,
 )
-from kvrun.cli.evidence import (
-    DEFAULT_BRANCH,
-    Branch,
-    Repositories,
-    Timestamps,
-    TsaCertificate,
-    read_evidence,
-)
+from kvrun.cli.evidence import is_bundle, verify_bundle
 from kvrun.cli.log_report import print_log_report
 from kvrun.cli.trust import read_anchor
 from kvrun.erasure.errors import ErasureError
@@ -75,7 +75,7 @@ def verify_command(
     """
     if len(segments) == 1 and is_bundle(segments[0]):
         raise typer.Exit(verify_bundle(segments[0], trust, as_json=as_json))
-    evidence = read_evidence(repository or (), branch, timestamp or (), tsa_certificate)
+    attested = read_attestations(repository or (), branch, timestamp or (), tsa_certificate)
     if subject is not None or opening is not None or any(map(is_certificate, segments)):
         if len(segments) != 1:
             raise ErasureError("one certificate at a time", hint="Name one file.")
@@ -85,7 +85,7 @@ def verify_command(
             opening=opening,
             subject=subject,
             now=time.time(),
-            attested=evidence,
+            attested=attested,
         )
         print_report(checked, as_json)
         raise typer.Exit(checked.exit_code)
@@ -95,7 +95,7 @@ def verify_command(
         witnesses=(read_keys(witness_key) if witness_key else ())
         + (anchor.witnesses() if anchor else ()),
         remembered=tuple(_read(path) for path in checkpoint or ()),
-        attested=evidence,
+        attested=attested,
         now=time.time(),
         max_age_seconds=max_age,
         max_silence_seconds=max_silence,

@@ -23,8 +23,6 @@ from pydantic import (
 
 from kvrun.config.values import parse_size
 
-API_VERSION = "kvrun.dev/v1"
-KIND = "ResidencyPolicy"
 MAX_ITEMS = 64
 MAX_TESTS = 64
 
@@ -47,7 +45,8 @@ def _pattern(text: str) -> str:
     return text
 
 
-def _duration(value: object) -> object:
+def parse_duration(value: object) -> int:
+    """Seconds from text such as ``30m``. Raises ValueError."""
     match = _DURATION.fullmatch(value) if isinstance(value, str) else None
     if match is None:
         raise ValueError('a duration is text such as "45s", "30m", "12h" or "7d"')
@@ -71,7 +70,7 @@ Sentence = Annotated[str, StringConstraints(max_length=300, pattern=r"^[\x20-\x7
 TierName = Literal["gpu", "memory", "disk", "object"]
 Duration = Annotated[
     int,
-    BeforeValidator(_duration),
+    BeforeValidator(parse_duration),
     WithJsonSchema({"type": "string", "pattern": f"^{_DURATION.pattern}$"}),
 ]
 Size = Annotated[
