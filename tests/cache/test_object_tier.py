@@ -237,6 +237,23 @@ def test_without_permission_nothing_is_written_and_with_it_all_of_it_is(box: Pac
     assert [blocks_in(path.name) for path in box.packs()] == [2]
 
 
+def test_what_a_policy_takes_out_of_storage_is_gone_there_and_stays_in_memory(box: PackBox) -> None:
+    stored(box, 1, 2)
+    blocks, size = box.store.leave("t1", "s1", Tier.OBJECT, "residency: region_not_allowed eu")
+    assert (blocks, size > 2 * CELL) == (2, True)
+    assert box.packs() == []
+    assert box.tiers(box.session(), 1, 2) == [Tier.MEMORY] * 2
+    assert box.kinds()["evicted", Tier.OBJECT] == 2
+
+
+def test_packs_of_a_session_that_nobody_opened_are_taken_away_too(box: PackBox) -> None:
+    stored(box, 1, 2)
+    box.restart()
+    assert box.store.leave("t1", "s1", Tier.OBJECT, "residency: tier_not_allowed eu")[0] == 2
+    assert box.packs() == []
+    assert box.tiers(loaded(box), 1, 2) == [Tier.MISS] * 2
+
+
 def test_what_is_on_disk_alone_is_packed_too(tmp_path: Path) -> None:
     away = PackBox(tmp_path / "none", disk=tmp_path / "disk")
     session = away.session()

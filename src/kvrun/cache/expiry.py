@@ -69,6 +69,7 @@ class SessionExpiry(SessionReads):
                 if cell >= 0 and _is_over(ttl.memory_s, memory.stored_at(cell), wall):
                     cells += 1
                     cell_bytes += memory.size(cell)
+                    self._fetched.discard(name)
                     if memory.delist(cell):
                         free.append(cell)
                     cell = -1
