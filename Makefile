@@ -1,6 +1,6 @@
 # make demo: the whole story with a real model (no root needed). KEEP=1 leaves it running,
 # MODEL=... takes another model, ENGINE=llama.cpp the other engine. make test: everything but the
-# recorded long run.
+# recorded long run, which is make test-long; that also makes SGLang an environment of 6.5 GB.
 .PHONY: demo test test-long lint pages setup setup-dev wheel clean
 
 demo: setup
@@ -29,7 +29,7 @@ setup-dev:
 	@scripts/venv.sh --dev
 
 clean:
-	rm -rf .venv dist build .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-sglang dist build .pytest_cache .mypy_cache .ruff_cache
 
 pages: setup-dev
 	.venv/bin/python scripts/write_pages.py

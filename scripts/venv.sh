@@ -44,8 +44,11 @@ echo "setting up $venv with the engine: $ENGINE (some minutes the first time)"
 pip() { "$venv/bin/python" -m pip --disable-pip-version-check "$@"; }
 # Dependency groups need pip 25.1.
 pip install --quiet --upgrade 'pip>=25.1'
+extras=$ENGINE
+# What fine-tunes need is large: it comes with vLLM anyway, and the tests train.
+[[ $ENGINE == vllm* || $dev == yes ]] && extras+=,finetune
 target=.
-[[ $ENGINE != none ]] && target=".[$ENGINE,finetune]"
+[[ $ENGINE != none ]] && target=".[$extras]"
 group=()
 [[ $dev == yes ]] && group=(--group dev)
 pip install --quiet "${constraints[@]}" "${group[@]}" --editable "$target"
