@@ -242,10 +242,6 @@ class MemoryTier(Generic[OwnerT]):
         """When the block in a listed cell was stored, seconds since 1970."""
         return self._stored_at[cell]
 
-    def is_listed(self, cell: int) -> bool:
-        """Whether the cell holds a block."""
-        return self._state[cell] == CellState.LISTED
-
     def pins(self, cell: int) -> int:
         """How many pins a cell has."""
         return self._pins.get(cell, 0)

@@ -14,10 +14,8 @@ from kvrun.config.layout import DataLayout
 from kvrun.control.cosigner import VERIFIER_KEYS
 from kvrun.erasure.trust import make_anchor
 from kvrun.evidence.scope import Scope
-from kvrun.keys.signing import KeyPurpose, PublicKeyRecord, SigningKey
-from kvrun.launch.trust import log_keys, own_keys
-
-_EXPORTED = (KeyPurpose.CERTIFICATE, KeyPurpose.CHECKPOINT, KeyPurpose.EVIDENCE)
+from kvrun.keys.signing import PublicKeyRecord, SigningKey
+from kvrun.launch.trust import EXPORTED_PURPOSES, log_keys, own_keys
 
 
 def scope_anchor(scope: Scope, *, signer: SigningKey | None = None) -> bytes:
@@ -31,7 +29,7 @@ def scope_anchor(scope: Scope, *, signer: SigningKey | None = None) -> bytes:
     revoked: set[bytes] = set()
     for layout in layouts:
         found = own_keys(layout)
-        keys.update((key.key_id, key.public()) for key in found if key.purpose in _EXPORTED)
+        keys.update((key.key_id, key.public()) for key in found if key.purpose in EXPORTED_PURPOSES)
         logs.update(key.text() for key in log_keys(layout, found))
         revoked.update(
             key.private_key.public_key().public_bytes_raw()

@@ -7,7 +7,6 @@ import msgspec
 from kvrun.audit.record import Count
 from kvrun.evidence.certificates import CertificateFacts
 from kvrun.evidence.controls import Totals
-from kvrun.evidence.errors import BundleFormatError
 from kvrun.evidence.journals import JournalFacts
 from kvrun.evidence.logs import LogFacts
 
@@ -40,11 +39,3 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 def encode_summary(summary: Summary) -> bytes:
     """The file: indented, with sorted keys."""
     return msgspec.json.format(msgspec.json.encode(summary, order="sorted"), indent=2) + b"\n"
-
-
-def parse_summary(data: bytes) -> Summary:
-    """The summary in a file's bytes. Raises BundleFormatError."""
-    try:
-        return msgspec.json.decode(data, type=Summary)
-    except (msgspec.MsgspecError, UnicodeError) as error:
-        raise BundleFormatError(f"the summary is malformed: {error}") from None

@@ -12,6 +12,7 @@ import msgspec
 
 from kvrun.config import KvrunConfig
 from kvrun.gateway.apikeys_file import passing_api_key
+from kvrun.gateway.identity import DEFAULT_TENANT
 from kvrun.gateway.routes import MODELS_PATH, READY_PATH
 from kvrun.instance.admin import InstanceStatus
 from kvrun.instance.handles import Reuse
@@ -25,7 +26,6 @@ from kvrun.launch.erasing import erase, requester
 from kvrun.launch.processes import engine_url, gateway_url
 from kvrun.launch.readiness import http_answers
 
-DEFAULT_TENANT = "default"
 REFERENCE = "isolation self-test"
 _KEY_ID = "isolation-self-test"
 _KEY_LIFETIME_S = 1800

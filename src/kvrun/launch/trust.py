@@ -14,7 +14,8 @@ from kvrun.erasure.errors import ErasureError
 from kvrun.erasure.trust import make_anchor
 from kvrun.keys.signing import KeyPurpose, SigningKey, SigningRing
 
-_EXPORTED = (KeyPurpose.CERTIFICATE, KeyPurpose.CHECKPOINT, KeyPurpose.EVIDENCE)
+EXPORTED_PURPOSES = (KeyPurpose.CERTIFICATE, KeyPurpose.CHECKPOINT, KeyPurpose.EVIDENCE)
+"""The keys that an anchor has."""
 
 
 def own_anchor(config: KvrunConfig, witnesses: Iterable[VerifierKey] = ()) -> bytes:
@@ -31,7 +32,7 @@ def own_anchor(config: KvrunConfig, witnesses: Iterable[VerifierKey] = ()) -> by
         )
     named = config.witness.keys_file
     known = [*(read_keys(named) if named is not None else ()), *witnesses]
-    public = [key.public() for key in keys if key.purpose in _EXPORTED]
+    public = [key.public() for key in keys if key.purpose in EXPORTED_PURPOSES]
     return make_anchor(public, log_keys(layout, keys), known)
 
 

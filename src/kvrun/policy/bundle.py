@@ -3,7 +3,7 @@ repository went, and what the registry says of tenants. One file each, replaced 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -143,19 +143,6 @@ class PolicyFolder:
 def tenant_of(entry: TenantEntry) -> Tenant:
     """The attributes of an entry."""
     return Tenant(entry.tenant_class, entry.region, tuple(sorted(entry.labels.items())))
-
-
-def entries_of(tenants: Mapping[str, Tenant]) -> list[TenantEntry]:
-    """Entries of attributes by reference."""
-    return [
-        TenantEntry(
-            tenant_ref=ref,
-            tenant_class=tenant.tenant_class,
-            region=tenant.region,
-            labels=dict(tenant.labels),
-        )
-        for ref, tenant in tenants.items()
-    ]
 
 
 def _same(one: SyncOutcome, other: SyncOutcome) -> bool:

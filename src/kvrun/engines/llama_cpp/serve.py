@@ -25,7 +25,7 @@ from kvrun.engines.llama_cpp.metrics import SlotMetrics
 from kvrun.engines.llama_cpp.pieces import LAYERS
 from kvrun.engines.llama_cpp.scratch import Scratch
 from kvrun.engines.llama_cpp.slots import Slots
-from kvrun.engines.vllm.settings import SOCKET_KEY, adapter_settings
+from kvrun.engines.settings import find_daemon
 from kvrun.errors import KvrunError
 from kvrun.instance.protocol import Scrub
 from kvrun.models.fingerprint import KvFormat, cpu_isa, file_digest, model_fingerprint
@@ -94,7 +94,7 @@ def state_fingerprint(options: Options) -> bytes:
 
 async def serve(options: Options) -> int:
     """Serve until a signal; the exit status. Raises KvrunError for what cannot start."""
-    settings = adapter_settings({SOCKET_KEY: str(options.instance_socket)})
+    settings = find_daemon(str(options.instance_socket))
     shape = options.shape
     scratches = [Scratch() for _ in range(shape.slots)]
     zeros = Scratch()

@@ -82,11 +82,6 @@ class GovernedRequests:
         pages = self._requests.get(request_id)
         return len(pages.hashes) if pages is not None else 0
 
-    def last_hash(self, request_id: str) -> str | None:
-        """The hash of the last page that was noted."""
-        pages = self._requests.get(request_id)
-        return pages.hashes[-1] if pages is not None and pages.hashes else None
-
     def start(self, request_id: str, engine_tokens: int, loaded_tokens: int) -> None:
         """Its computing begins: what it reused of the engine, and of what was opened for it."""
         with self._changed:
