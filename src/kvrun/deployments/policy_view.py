@@ -10,7 +10,7 @@ from kvrun.config import KvrunConfig
 from kvrun.errors import KvrunError
 from kvrun.launch.admin import ask_daemon
 from kvrun.policy.bundle import PolicyFolder, SyncOutcome
-from kvrun.policy.compile import BUILTIN_REVISION
+from kvrun.policy.compile import BUILTIN_REVISION, NO_REVISION
 from kvrun.policy.errors import PolicyError
 from kvrun.policy.setup import facts_of, folder_of
 
@@ -109,7 +109,7 @@ def _wanted(config: KvrunConfig, folder: PolicyFolder) -> str:
 
 
 def _drift(wanted: str, state: _State | None) -> str:
-    if state is None or state.revision == wanted:
+    if state is None or state.revision == (wanted or NO_REVISION):
         return ""
     return f"The instance runs {state.revision}; {wanted or 'nothing'} should be in force."
 
