@@ -57,8 +57,9 @@ def isolation(
 ) -> None:
     """Test the running deployment's isolation with canary users, and store a signed result.
 
-    The same session must reuse its prompt on every tier; another user and another session must
-    not, and their times to first token must be those of a miss. Forged identity and the engine's
+    The same session must reuse its prompt in engine memory, memory and, with --restart, on disk;
+    another user and another session must not, and their times to first token must be those of a
+    miss. Forged identity and the engine's
     own ways in are tried as well. The canaries are erased afterwards. Status 0: passed, 1: it
     leaks, 2: inconclusive.
 
