@@ -7,12 +7,19 @@ from kvrun.bench.paired import Goal
 
 
 def test_it_reports_both_goals_and_the_disk() -> None:
-    report = run_erase_bench(EraseBenchSettings(sessions=6, blocks=24, erasures=3))
+    report = run_erase_bench(
+        EraseBenchSettings(sessions=6, blocks=24, erasures=3, engine_deadline_s=1)
+    )
     assert [row.metric for row in report.rows] == [
         "request to signed certificate, p50",
         "request to signed certificate, p99",
         "disk alone, p50",
+        "request to signed certificate, silent engine",
     ]
+    silent = report.rows[-1]
+    assert silent.value is not None
+    assert silent.value >= 1000
+    assert (silent.goal, silent.met) == ("<= 35000", True)
     assert all(row.value is not None and row.value > 0 for row in report.rows)
     assert "6 sessions and 24 indexed blocks, class" in report.rows[0].against
 

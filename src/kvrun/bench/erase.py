@@ -2,7 +2,8 @@
 
 Every session has its key and its share of the indexed blocks. The sessions that are erased have
 real sealed blocks on disk; the others' are in the index only, which is what their number costs.
-No engine is connected: how long one takes to zero its pages is its own figure.
+No engine is connected while they are timed: how long one takes to zero its pages is its own figure.
+One more session is erased beside an engine that never answers.
 """
 
 from __future__ import annotations
@@ -22,13 +23,14 @@ from kvrun.cache.session import NAME_BYTES
 from kvrun.config import KvrunConfig, parse_config
 from kvrun.erasure.certificate import RequestKind
 from kvrun.erasure.plan import ErasureScope
-from kvrun.erasure.targets import NoEngines
-from kvrun.instance.erasures import ErasureRequest
+from kvrun.instance.erasures import ErasureRequest, Erasures
 from kvrun.instance.instance import Instance
 from kvrun.instance.parts import open_erasures, open_parts
+from kvrun.instance.scrubbing import SchedulerScrubber
 
 _P50_GOAL = Goal(300.0, at_most=True)
 _P99_GOAL = Goal(1000.0, at_most=True)
+_SILENT_GOAL = Goal(35_000.0, at_most=True)
 # What one erasure asks of the disk beside removing the session's files.
 _SYNCS = 19
 _PAGE = bytes(4096)
@@ -38,11 +40,15 @@ _REQUESTER = "kvrun bench erase"
 
 @dataclass(frozen=True, slots=True)
 class EraseBenchSettings:
-    """How full the deployment is, and how many of its sessions are erased one after the other."""
+    """How full the deployment is, and how many of its sessions are erased one after the other.
+
+    ``engine_deadline_s``: how long an erasure waits for an engine, as a deployment sets it.
+    """
 
     sessions: int = 10_000
     blocks: int = 1_000_000
     erasures: int = 100
+    engine_deadline_s: int = 30
     folder: Path | None = None
 
 
@@ -54,18 +60,24 @@ def run_erase_bench(
     erasures = min(settings.erasures, settings.sessions)
     with tempfile.TemporaryDirectory(dir=settings.folder, prefix="kvrun-bench-") as name:
         config = _config(Path(name), settings)
+        engines = SchedulerScrubber(deadline_s=config.erasure.engine_deadline_s)
         with (
             open_parts(config) as parts,
-            open_erasures(config, parts, None, NoEngines()) as running,
+            open_erasures(config, parts, None, engines) as running,
         ):
-            _fill(parts.instance, settings, erasures, say)
+            _fill(parts.instance, settings, erasures + 1, say)
             times = []
             for number in range(erasures):
                 say(f"erasing {number + 1} of {erasures}")
-                scope = ErasureScope(RequestKind.SESSION, _tenant(number), "default")
-                began = time.perf_counter()
-                running.erase(ErasureRequest(scope, _REQUESTER))
-                times.append((time.perf_counter() - began) * 1e3)
+                times.append(_timed(running, number))
+            silent = None
+            if settings.sessions > erasures:
+                say("erasing beside an engine that does not answer")
+                engines.listening = True
+                engines.connected(
+                    "silent", pid=os.getpid(), software="silent", scrubs=True, send=lambda _: None
+                )
+                silent = _timed(running, erasures)
             claim = parts.root.claim.value
         say("measuring the disk alone")
         disk = _disk_alone(Path(name) / "disk", max(1, settings.blocks // settings.sessions))
@@ -73,8 +85,16 @@ def run_erase_bench(
         bench="erase",
         machine=describe_machine(),
         commit=describe_commit(),
-        rows=_rows(settings, times, disk, claim),
+        rows=(*_rows(settings, times, disk, claim), *_silent_rows(settings, silent)),
     )
+
+
+def _timed(running: Erasures, number: int) -> float:
+    """Erase one tenant's session; milliseconds."""
+    scope = ErasureScope(RequestKind.SESSION, _tenant(number), "default")
+    began = time.perf_counter()
+    running.erase(ErasureRequest(scope, _REQUESTER))
+    return (time.perf_counter() - began) * 1e3
 
 
 def _rows(
@@ -96,6 +116,22 @@ def _rows(
             unit="ms",
             against=f"{_SYNCS} syncs of a page and as many files removed, nothing else done; "
             f"{min(disk):.0f} to {max(disk):.0f} ms",
+        ),
+    )
+
+
+def _silent_rows(settings: EraseBenchSettings, silent: float | None) -> tuple[Row, ...]:
+    if silent is None:
+        return ()
+    return (
+        Row(
+            metric="request to signed certificate, silent engine",
+            value=silent,
+            unit="ms",
+            against="once, an engine never answers: its deadline of "
+            f"{settings.engine_deadline_s} s is in it",
+            goal=str(_SILENT_GOAL),
+            met=_SILENT_GOAL.holds(silent),
         ),
     )
 
@@ -154,6 +190,7 @@ def _config(folder: Path, settings: EraseBenchSettings) -> KvrunConfig:
     memory = max(64 << 20, 2 * settings.blocks * _CELL_BYTES)
     text = (
         f'[deployment]\nworkspace = "bench"\nname = "bench"\n'
+        f"[erasure]\nengine_deadline_s = {settings.engine_deadline_s}\n"
         f'[instance]\ndata_dir = "data"\nmemory_bytes = {memory}\ndisk_bytes = {1 << 50}\n'
     )
     (folder / "data").mkdir(mode=0o700)
