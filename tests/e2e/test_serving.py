@@ -26,6 +26,8 @@ from kvrun.audit.segment import SIGNER_NAME
 from kvrun.instance.handles import Reuse
 from kvrun.launch.processes import ENGINE, INSTANCE
 from kvrun.launch.stack import Stack
+from support.keycopy import key_traces
+from support.memory import family, find_in_memory
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 MAX_SESSIONS = 3
@@ -197,6 +199,27 @@ def test_an_erased_session_is_cold(stack: Stack) -> None:
     assert reused(stack, after).denied == ""
     # A new key was made: from here on she reuses again.
     assert erin.complete(words(5)).cached_tokens > 0
+
+
+@pytest.mark.root
+def test_a_sessions_key_is_in_the_daemon_alone_and_once_erased_nowhere(
+    stack: Stack, tmp_path: Path
+) -> None:
+    olga = user(stack, "olga")
+    sealed(stack, olga.complete(words(11)))
+    needles = key_traces(stack.config.layout.data_dir, tmp_path, "olga").needles
+
+    def holders() -> set[str]:
+        return {
+            name
+            for name, pid in stack.supervisor.pids().items()
+            for each in family(pid)
+            if any(find_in_memory(each, needles).values())
+        }
+
+    assert holders() == {INSTANCE}
+    assert len(stack.erase("olga")) == 1
+    assert holders() == set()
 
 
 def test_while_the_daemon_is_away_answers_go_on_uncached_and_afterwards_cached(

@@ -10,6 +10,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from support.memory import family
+
 _RUNNER = '''
 import json, os, sys
 def pages(worker):
@@ -155,13 +157,7 @@ class Engine:
     @property
     def pids(self) -> list[int]:
         """The engine's process and those below it."""
-        found, waiting = [], [self.pid]
-        while waiting:
-            pid = waiting.pop()
-            found.append(pid)
-            for children in Path(f"/proc/{pid}/task").glob("*/children"):
-                waiting += map(int, children.read_text().split())
-        return found
+        return family(self.pid)
 
     def ask(self, *asks: Ask) -> list[Answer]:
         """Generate for all of these at once."""

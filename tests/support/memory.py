@@ -32,6 +32,16 @@ def find_in_memory(pid: int, needles: Sequence[bytes]) -> dict[bytes, set[str]]:
     return found
 
 
+def family(pid: int) -> list[int]:
+    """A process and those below it."""
+    found, waiting = [], [pid]
+    while waiting:
+        found.append(waiting.pop())
+        for children in Path(f"/proc/{found[-1]}/task").glob("*/children"):
+            waiting += map(int, children.read_text().split())
+    return found
+
+
 def find_in_files(folder: Path, needles: Sequence[bytes]) -> set[Path]:
     """The regular files that hold any of the needles."""
     return {
