@@ -14,7 +14,9 @@ from pathlib import Path
 import pytest
 
 from kvrun.erasure.archive import CertificateArchive
-from support.byhand import BLOCK_BYTES, HandEngine
+from kvrun.erasure.certificate import ErasureStatement
+from kvrun.instance.protocol import Scrub
+from support.byhand import BLOCK_BYTES, HandEngine, wait_for
 from support.client import eventually, grant
 from support.daemon import Daemon
 
@@ -76,6 +78,12 @@ def erase(daemon: Daemon, tenant: str) -> dict[str, object]:
     return done
 
 
+def certified(done: dict[str, object]) -> ErasureStatement:
+    shown = CertificateArchive(Path(str(done["certificate"])).parent).statements()
+    (statement,) = [item for item in shown if item.id == done["id"]]
+    return statement
+
+
 def test_an_erasure_by_one_daemon_ends_what_the_other_does_and_is_certified(box: Box) -> None:
     ours, theirs = grant(box.first, "alice"), grant(box.second, "alice")
     assert (ours.salt, ours.generation) == (theirs.salt, theirs.generation)
@@ -87,14 +95,32 @@ def test_an_erasure_by_one_daemon_ends_what_the_other_does_and_is_certified(box:
         eventually(lambda: engine.load(matched.handle, [HASH]).plain == {HASH: PLAIN}, "sealed")
         done = erase(box.first, "alice")
         assert engine.load(matched.handle, [HASH]).failed == [HASH]
-    shown = CertificateArchive(Path(str(done["certificate"])).parent).statements()
-    (statement,) = [item for item in shown if item.id == done["id"]]
-    assert any("other instances" in text for text in statement.exclusions)
+    assert any("other instances" in text for text in certified(done).exclusions)
     assert done["unacknowledged"] == []
     again = grant(box.second, "alice")
     assert again.generation > theirs.generation
     assert grant(box.first, "alice").salt == again.salt
     assert box.first.count("erased") >= 1
+
+
+def test_a_daemon_that_stands_still_is_named_and_zeroes_its_pages_when_it_wakes(box: Box) -> None:
+    granted = grant(box.second, "alice")
+    with HandEngine(box.second.socket, box.second.engine_token, scrubs=True) as engine:
+        claim = box.second.claim("alice", granted.salt, granted.generation)
+        matched = engine.match(claim, granted.salt)
+        engine.store(matched.handle, [(HASH, PLAIN)])
+        eventually(lambda: engine.load(matched.handle, [HASH]).plain == {HASH: PLAIN}, "sealed")
+        box.second.pause()
+        try:
+            done = erase(box.first, "alice")
+        finally:
+            box.second.resume()
+        named = f"process {box.second.pid}"
+        assert any(named in text for text in certified(done).exclusions)
+        assert engine.load(matched.handle, [HASH]).failed == [HASH]
+        asked = wait_for(engine.scheduler, Scrub)
+        assert isinstance(asked, Scrub)
+        assert asked.everything or asked.owners
 
 
 def test_a_service_that_was_killed_stops_the_cache_after_a_lease_and_comes_back(box: Box) -> None:

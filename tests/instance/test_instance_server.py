@@ -352,9 +352,45 @@ def test_two_daemons_do_not_share_a_folder(daemon: Daemon) -> None:
     assert daemon.admin("status")
 
 
+def test_the_daemon_can_dump_no_core(daemon: Daemon) -> None:
+    status = daemon.admin("status")
+    assert isinstance(status, dict)
+    assert status["protections"]["process"] == "not dumpable"
+    assert resource.prlimit(daemon.pid, resource.RLIMIT_CORE) == (0, 0)
+
+
 def test_the_status_says_whether_staging_memory_is_locked(
     daemon: Daemon, engine: HandEngine
 ) -> None:
     status = daemon.admin("status")
     assert isinstance(status, dict)
     assert status["protections"]["staging"] in ("locked", "not locked")
+
+
+UNLOCKABLE = """
+import kvrun.instance.staging
+kvrun.instance.staging.lock_when_touched = lambda address, size: "not permitted"
+"""
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_staging_that_cannot_be_locked_is_said_and_a_strict_deployment_refuses(
+    short_folder: Path, strict: bool
+) -> None:
+    settings = f"[deployment]\nstrict = {str(strict).lower()}\n"
+    running = Daemon(short_folder, settings=settings, prelude=UNLOCKABLE)
+    running.start()
+    try:
+        if strict:
+            with pytest.raises(InstanceUnavailableError, match="the deployment is strict"):
+                connect(running, Role.WORKER)
+        else:
+            peer = connect(running, Role.WORKER)
+            assert peer.staging_fd is not None
+            os.close(peer.staging_fd)
+            status = running.admin("status")
+            assert isinstance(status, dict)
+            assert status["protections"]["staging"] == "not locked"
+            peer.close()
+    finally:
+        running.stop()
