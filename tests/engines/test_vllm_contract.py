@@ -7,6 +7,7 @@ experimental and change without notice.
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
 import inspect
 from typing import Any
 
@@ -163,3 +164,11 @@ def test_the_connector_delivers_nothing_and_keeps_hybrid_groups() -> None:
     assert issubclass(KvrunConnector, SupportsHMA)
     assert KvrunConnector.requires_kv_delivery.fget(None) is False  # type: ignore[attr-defined]
     assert "offload_prompt_only" in inspect.getsource(scheduler)
+
+
+def test_vllm_finds_the_connector_by_its_name_alone() -> None:
+    (plugin,) = importlib.metadata.entry_points(group="vllm.general_plugins", name="kvrun")
+    register = plugin.load()
+    register()
+    register()
+    assert KVConnectorFactory._registry["KvrunConnector"]() is KvrunConnector
