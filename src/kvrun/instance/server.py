@@ -54,6 +54,7 @@ from kvrun.instance.scrubbing import SchedulerScrubber
 from kvrun.instance.staging import create_region
 from kvrun.instance.transfers import Transfers, WorkerLink
 from kvrun.instance.user_erasures import UserErasures
+from kvrun.unixsocket import listen_privately
 
 _BACKLOG = 64
 _HELLO_TIMEOUT_S = 10.0
@@ -118,7 +119,8 @@ class InstanceServer:
     async def serve(self, path: Path, stop: asyncio.Event) -> None:
         """Listen until ``stop`` is set."""
         self._loop = asyncio.get_running_loop()
-        self._listener = _listen(path)
+        self._listener = listen_privately(path, _BACKLOG)
+        self._listener.setblocking(False)
         self._scrubber.listening = True
         accepting = asyncio.create_task(self._accept(self._listener))
         try:
@@ -383,15 +385,3 @@ def _named(scope: ErasureScope) -> list[str]:
 
 def _remove(path: Path) -> None:
     path.unlink(missing_ok=True)
-
-
-def _listen(path: Path) -> socket.socket:
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path.parent.chmod(0o700)
-    _remove(path)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-    listener.setblocking(False)
-    listener.bind(str(path))
-    path.chmod(0o600)
-    listener.listen(_BACKLOG)
-    return listener

@@ -24,7 +24,7 @@ from kvrun.keys.lease_keeper import boottime
 from kvrun.keys.lending import KeyLender
 from kvrun.keys.locked import SecretArena
 from kvrun.keys.service import KeyService
-from kvrun.keys.stream import PeerProcess, Stream, StreamClosedError, listen
+from kvrun.keys.stream import PeerProcess, Stream, StreamClosedError
 from kvrun.keys.wire import (
     LENT_BYTES,
     MAX_REQUEST_BYTES,
@@ -66,6 +66,7 @@ from kvrun.keys.wire import (
     hello_proof,
     welcome_proof,
 )
+from kvrun.unixsocket import listen_privately
 
 _HANDSHAKE_S = 5.0
 _MAX_CONNECTIONS = 64
@@ -121,7 +122,7 @@ class KeyServer:
 
     def serve(self, path: Path) -> None:
         """Take connections at a socket until ``close``."""
-        self._listener = listener = listen(path, _MAX_CONNECTIONS)
+        self._listener = listener = listen_privately(path, _MAX_CONNECTIONS)
         while True:
             try:
                 connection, _ = listener.accept()

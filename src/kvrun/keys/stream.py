@@ -6,7 +6,6 @@ import select
 import socket
 import struct
 import threading
-from pathlib import Path
 
 from kvrun.keys.wire import LENGTH_BYTES, Message, WireError, encode, frame_length
 
@@ -104,18 +103,3 @@ class PeerProcess:
         if getattr(self, "_descriptor", -1) >= 0:
             with contextlib.suppress(OSError):
                 os.close(self._descriptor)
-
-
-def listen(path: Path, backlog: int) -> socket.socket:
-    """A Unix socket (0600 in a 0700 folder) in the place of one that nobody serves."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path.parent.chmod(0o700)
-    path.unlink(missing_ok=True)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-    earlier = os.umask(0o177)
-    try:
-        listener.bind(str(path))
-    finally:
-        os.umask(earlier)
-    listener.listen(backlog)
-    return listener

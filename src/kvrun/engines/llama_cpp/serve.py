@@ -31,6 +31,9 @@ from kvrun.instance.protocol import Scrub
 from kvrun.models.fingerprint import KvFormat, cpu_isa, file_digest, model_fingerprint
 from kvrun.models.folders import cache_folder
 from kvrun.process import PARENT_VARIABLE, end_with_parent, harden_process
+from kvrun.unixsocket import listen_privately
+
+_BACKLOG = 128
 
 _log = logging.getLogger("kvrun.engines.llama_cpp")
 
@@ -199,11 +202,7 @@ def _listener(options: Options) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(("127.0.0.1", options.port))
         return listener
-    options.uds.unlink(missing_ok=True)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.bind(str(options.uds))
-    options.uds.chmod(0o600)
-    return listener
+    return listen_privately(options.uds, _BACKLOG)
 
 
 def main() -> None:
