@@ -13,6 +13,18 @@ class FileTakenError(Exception):
         self.holder = holder
 
 
+def is_held(descriptor: int) -> bool:
+    """Whether some process holds the file that is open here for reading.
+
+    If none does, none can until the descriptor is closed.
+    """
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    return False
+
+
 def hold_file(path: Path, holder: str) -> int:
     """Make ``path`` (0600) where it is missing, hold it, and write ``holder`` into it.
 

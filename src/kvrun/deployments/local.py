@@ -7,7 +7,6 @@ file says which process it is, by id and start time.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import signal
 import subprocess
@@ -23,7 +22,7 @@ from kvrun.config import DEFAULT_FILE
 from kvrun.deployments.launcher import Site
 from kvrun.deployments.machine import Seen
 from kvrun.errors import KvrunError
-from kvrun.filelock import FileTakenError, hold_file
+from kvrun.filelock import FileTakenError, hold_file, is_held
 from kvrun.instance.known_engines import process_start
 from kvrun.launch.processes import gateway_url
 from kvrun.launch.readiness import http_answers
@@ -171,11 +170,7 @@ def _look(path: Path) -> tuple[bool, _Note | None]:
     except OSError:
         return False, None
     try:
-        alive = False
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            alive = True
+        alive = is_held(descriptor)
         try:
             return alive, msgspec.json.decode(os.pread(descriptor, _MAX_NOTE, 0), type=_Note)
         except (OSError, msgspec.MsgspecError):

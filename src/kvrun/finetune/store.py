@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 import shutil
@@ -15,7 +14,7 @@ from typing import TypeVar
 import msgspec
 
 from kvrun.audit.segment import replace_file
-from kvrun.filelock import FileTakenError, hold_file
+from kvrun.filelock import FileTakenError, hold_file, is_held
 from kvrun.finetune.errors import (
     FineTuneBusyError,
     FineTuneError,
@@ -225,12 +224,9 @@ class FineTunes:
         except OSError:
             return False
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
+            return is_held(descriptor)
         finally:
             os.close(descriptor)
-        return False
 
 
 def _decoded(path: Path, kind: type[_T]) -> _T | None:

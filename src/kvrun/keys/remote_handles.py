@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from kvrun.keys.hierarchy import SessionScope
 from kvrun.keys.lease import Lease
+from kvrun.keys.open_handles import forget_least_used
 from kvrun.keys.records import KEY_BYTES
 from kvrun.keys.ring_entries import OpenedSession
 from kvrun.keys.session import HandleEnd, SessionKeys
@@ -63,7 +64,7 @@ class RemoteHandles:
                 self._alive[lent.key_id], self._uses[lent.key_id] = handle, use
             name = (scope.tenant, scope.session)
             if name not in self._ready and len(self._ready) >= self._at_most:
-                self._evict()
+                forget_least_used(self._ready)
             self._ready[name] = handle
             return handle
 
@@ -99,9 +100,3 @@ class RemoteHandles:
                 use.told = use.used
             self._uses = {key_id: u for key_id, u in self._uses.items() if key_id in self._alive}
             return [(use.key_id, use.used) for use in moved]
-
-    def _evict(self) -> None:
-        # An eighth at a time, least recently used first, keeps most calls free of bookkeeping.
-        by_use = sorted(self._ready.items(), key=lambda item: item[1].last_used_at)
-        for name, _ in by_use[: max(1, len(by_use) // 8)]:
-            del self._ready[name]
