@@ -1,7 +1,6 @@
 """Blocks that wait to be packed, by session, and the one quiet thread that packs them.
 
-A waiting block's cell is pinned, so it cannot be evicted before; the bytes that wait so are
-bounded, and what finds no room is left out. A session is packed when enough of it waits or its
+What finds no room is left out. A session is packed when enough of it waits or its
 first block waited for long enough. What is on disk already waits without a cell.
 """
 
@@ -13,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from kvrun.cache.blockqueue import BlockQueue
 from kvrun.cache.pack import MAX_ENTRIES
 
 _IDLE_S = 5.0
@@ -44,7 +44,7 @@ class _Waiting:
     bytes: int = 0
 
 
-class PackQueue:
+class PackQueue(BlockQueue):
     """Bounded queue of blocks to pack. Methods named *_locked need the index lock."""
 
     def __init__(
@@ -57,38 +57,16 @@ class PackQueue:
         now: Callable[[], float],
         idle: Callable[[], None],
     ) -> None:
-        self._changed = changed
+        super().__init__(changed, name="kvrun-pack", limit_bytes=limit_bytes, now=now)
         self._pack_bytes = pack_bytes
         self._age_s = age_s
-        self._limit_bytes = limit_bytes
-        self._now = now
         self._idle = idle
         self._waiting: dict[PackTarget, _Waiting] = {}
-        self._in_flight = 0
-        self._hurry = False
-        self._stopping = False
-        self._run_lock = threading.Lock()
-        self._thread: threading.Thread | None = None
-        self.waiting_bytes = 0
 
     @property
     def has_room(self) -> bool:
         """Whether it is worth offering what was left out before."""
         return 2 * self.waiting_bytes <= self._limit_bytes
-
-    def start(self) -> None:
-        """Starts the thread."""
-        self._thread = threading.Thread(target=self._run, name="kvrun-pack", daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Ends the thread; what still waits is not packed."""
-        with self._changed:
-            self._stopping = True
-            self._changed.notify_all()
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
 
     def offer_locked(self, session: PackTarget, block: PackedBlock) -> bool:
         """Queues a block whose cell, if any, the caller pinned; False when the queue is full."""
@@ -105,12 +83,6 @@ class PackQueue:
             self._changed.notify_all()
         return True
 
-    def hurry_locked(self) -> None:
-        """Packs what waits now: memory is short."""
-        if self._waiting and not self._hurry:
-            self._hurry = True
-            self._changed.notify_all()
-
     def discard_locked(self, session: PackTarget) -> list[PackedBlock]:
         """Takes a session's waiting blocks out; the caller unpins them."""
         waiting = self._waiting.pop(session, None)
@@ -118,18 +90,6 @@ class PackQueue:
             return []
         self.waiting_bytes -= _pinned(waiting.blocks)
         return waiting.blocks
-
-    def flush(self, timeout_s: float) -> bool:
-        """Packs everything that waits; False when that took longer than ``timeout_s``."""
-        with self._changed:
-            self.hurry_locked()
-        if self._thread is None:
-            while self.run_due():
-                pass
-        with self._changed:
-            return self._changed.wait_for(
-                lambda: not self._waiting and not self._in_flight, timeout_s
-            )
 
     def run_due(self) -> int:
         """Packs what is due of one session; returns how many blocks it took from the queue."""
@@ -142,11 +102,11 @@ class PackQueue:
             try:
                 session.pack(blocks)
             finally:
-                with self._changed:
-                    self._in_flight -= len(blocks)
-                    self.waiting_bytes -= _pinned(blocks)
-                    self._changed.notify_all()
+                self._handled(len(blocks), _pinned(blocks))
             return len(blocks)
+
+    def _anything_locked(self) -> bool:
+        return bool(self._waiting)
 
     def _take_due_locked(self) -> tuple[PackTarget | None, list[PackedBlock]]:
         session = self._due_locked()

@@ -1,8 +1,6 @@
 """The queue of committed blocks that wait to be written to disk, and its one quiet thread.
 
-A waiting block keeps its cell pinned, so it cannot be evicted before it was written; the bytes
-that wait are bounded, so that pins never fill the slab. Writing starts a moment after the store,
-off the engine's prefill.
+Writing starts a moment after the store, off the engine's prefill.
 """
 
 import logging
@@ -11,6 +9,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
+
+from kvrun.cache.blockqueue import BlockQueue
 
 _BATCH = 32
 _log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ class WaitingBlock:
     continues: bytes | None = None
 
 
-class WriteBehind:
+class WriteBehind(BlockQueue):
     """Bounded write-behind. Methods named *_locked need the index lock that ``changed`` wraps."""
 
     def __init__(
@@ -50,32 +50,10 @@ class WriteBehind:
         now: Callable[[], float],
         after_batch: Callable[[], None],
     ) -> None:
-        self._changed = changed
-        self._limit_bytes = limit_bytes
+        super().__init__(changed, name="kvrun-write-behind", limit_bytes=limit_bytes, now=now)
         self._delay_s = delay_s
-        self._now = now
         self._after_batch = after_batch
         self._waiting: deque[WaitingBlock] = deque()
-        self._in_flight = 0
-        self._hurry = False
-        self._stopping = False
-        self._run_lock = threading.Lock()
-        self._thread: threading.Thread | None = None
-        self.waiting_bytes = 0
-
-    def start(self) -> None:
-        """Starts the thread."""
-        self._thread = threading.Thread(target=self._run, name="kvrun-write-behind", daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Ends the thread; what still waits is not written."""
-        with self._changed:
-            self._stopping = True
-            self._changed.notify_all()
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
 
     def offer_locked(
         self,
@@ -95,12 +73,6 @@ class WriteBehind:
             self._changed.notify_all()
         return True
 
-    def hurry_locked(self) -> None:
-        """Writes what waits now instead of at its due time: memory is short."""
-        if self._waiting and not self._hurry:
-            self._hurry = True
-            self._changed.notify_all()
-
     def discard_locked(self, session: PersistTarget) -> list[WaitingBlock]:
         """Takes a session's waiting blocks out; the caller unpins them."""
         found = [block for block in self._waiting if block.session is session]
@@ -108,18 +80,6 @@ class WriteBehind:
             self._waiting = deque(b for b in self._waiting if b.session is not session)
             self.waiting_bytes -= sum(block.size for block in found)
         return found
-
-    def flush(self, timeout_s: float) -> bool:
-        """Writes everything that waits; False when that took longer than ``timeout_s``."""
-        with self._changed:
-            self.hurry_locked()
-        if self._thread is None:
-            while self.run_due():
-                pass
-        with self._changed:
-            return self._changed.wait_for(
-                lambda: not self._waiting and not self._in_flight, timeout_s
-            )
 
     def run_due(self) -> int:
         """Writes one batch of due blocks; returns how many it took from the queue."""
@@ -136,12 +96,12 @@ class WriteBehind:
                 for blocks in by_session.values():
                     blocks[0].session.persist(blocks)
             finally:
-                with self._changed:
-                    self._in_flight -= len(batch)
-                    self.waiting_bytes -= sum(block.size for block in batch)
-                    self._changed.notify_all()
+                self._handled(len(batch), sum(block.size for block in batch))
             self._after_batch()
             return len(batch)
+
+    def _anything_locked(self) -> bool:
+        return bool(self._waiting)
 
     def _take_due_locked(self) -> list[WaitingBlock]:
         now = self._now()
