@@ -7,7 +7,6 @@ public key that made it.
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -20,6 +19,7 @@ from kvrun.erasure.certificate import STATEMENT_TYPE, Count, Digest, Software
 from kvrun.evidence.container import check_name
 from kvrun.evidence.errors import BundleFormatError
 from kvrun.keys.signing import KeyPurpose, SigningKey
+from kvrun.statements.document import Document, seal_payload
 
 FORMAT = "kvrun-evidence/v1"
 PREDICATE_TYPE = "https://kvrun.dev/evidence-bundle/v1"
@@ -89,14 +89,6 @@ class ManifestStatement(_Part, frozen=True, kw_only=True):
     subject: list[FileSubject]
 
 
-class ManifestDocument(_Part, frozen=True, kw_only=True):
-    """``manifest.json``; ``public_key`` is base64 of the signer's 32 bytes."""
-
-    envelope: dsse.Envelope
-    format: str
-    public_key: str
-
-
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """A manifest as it was read: what it states, and by whose key it is signed, if it is."""
 
@@ -130,13 +122,7 @@ def sign_manifest(
             subject=sorted(files, key=lambda item: item.name),
         )
     )
-    public_key = signer.private_key.public_key().public_bytes_raw()
-    document = ManifestDocument(
-        envelope=dsse.sign(payload, public_key, signer.private_key.sign),
-        format=FORMAT,
-        public_key=base64.b64encode(public_key).decode(),
-    )
-    return _ENCODER.encode(document) + b"\n"
+    return seal_payload(FORMAT, payload, signer)
 
 
 def parse_manifest(data: bytes) -> Manifest:
@@ -182,6 +168,6 @@ class _Format(msgspec.Struct):
 
 
 _ENCODER = msgspec.json.Encoder(order="sorted")
-_DOCUMENT = msgspec.json.Decoder(ManifestDocument)
+_DOCUMENT = msgspec.json.Decoder(Document)
 _STATEMENT = msgspec.json.Decoder(ManifestStatement)
 _FORMAT = msgspec.json.Decoder(_Format)

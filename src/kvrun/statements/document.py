@@ -98,16 +98,20 @@ def sign_statement(
         predicate_type=predicate_type,
         predicate=msgspec.Raw(_ENCODER.encode(predicate)),
     )
-    payload = _ENCODER.encode(statement)
+    data = seal_payload(FORMAT, _ENCODER.encode(statement), signer)
+    read_statement(data, predicate_type, type(predicate))
+    return data
+
+
+def seal_payload(format_name: str, payload: bytes, signer: SigningKey) -> bytes:
+    """The bytes of a file of this format around a payload: its envelope and the public key."""
     public_key = signer.private_key.public_key().public_bytes_raw()
     document = Document(
         envelope=dsse.sign(payload, public_key, signer.private_key.sign),
-        format=FORMAT,
+        format=format_name,
         public_key=base64.b64encode(public_key).decode(),
     )
-    data = _ENCODER.encode(document) + b"\n"
-    read_statement(data, predicate_type, type(predicate))
-    return data
+    return _ENCODER.encode(document) + b"\n"
 
 
 def read_statement(
