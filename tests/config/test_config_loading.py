@@ -173,3 +173,34 @@ def test_sizes_take_decimal_and_binary_units(text: object, size: int) -> None:
 def test_other_sizes_are_refused(text: object) -> None:
     with pytest.raises(ValueError, match="a size is"):
         parse_size(text)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ('repository = "ext::sh -c id"', "must be https://"),
+        ('repository = "-oProxyCommand=id:x"', "must be https://"),
+        ('repository = "policies"', "must be https://"),
+        ('repository = "http://git.example/p.git"', "must be https, ssh or a folder"),
+        ('repository = "https://me:secret@git.example/p.git"', "must not contain a password"),
+        ('repository = "/srv/policies"\ntoken_file = "t"', "starts with https://"),
+        ('repository = "git@git.example:p.git"\ntoken_file = "t"', "starts with https://"),
+    ],
+)
+def test_a_policy_repository_is_reached_safely_or_not_at_all(settings, said):
+    with pytest.raises(ConfigError) as error:
+        parse(f"[residency]\n{settings}")
+    assert said in error.value.diagnostics()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        'repository = "/srv/policies"',
+        'repository = "git@git.example:p.git"',
+        'repository = "ssh://git.example/p.git"',
+        'repository = "https://git.example/p.git"\ntoken_file = "t"',
+    ],
+)
+def test_a_policy_repository_over_tls_ssh_or_in_a_folder_is_taken(settings):
+    assert parse(f"[residency]\n{settings}").residency.repository

@@ -3,8 +3,9 @@
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from kvrun.config.addresses import check_git_remote
 from kvrun.config.values import Section, setting
 
 DAY_S = 86_400
@@ -85,13 +86,15 @@ class ResidencySection(Section):
         description="Storage class of the object tier; empty: not said.",
     )
 
+    @field_validator("repository")
+    @classmethod
+    def _repository_is_known(cls, value: str | None) -> str | None:
+        return value if value is None else check_git_remote(value)
+
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         if self.require_signed and self.allowed_signers is None:
             raise ValueError("require_signed needs allowed_signers")
-        where = self.repository
-        if where is not None and not where.startswith("/") and ":" not in where:
-            raise ValueError(f"repository = {where!r} is no address, and no absolute folder")
-        if where is not None and where.startswith(("-", "ext:", "fd:")):
-            raise ValueError(f"repository = {where!r} is not allowed")
+        if self.token_file is not None and not (self.repository or "").startswith("https:"):
+            raise ValueError("token_file needs a repository that starts with https://")
         return self

@@ -3,10 +3,11 @@
 import re
 from pathlib import Path
 from typing import Self
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import urlsplit
 
 from pydantic import field_validator, model_validator
 
+from kvrun.config.addresses import check_git_remote, split_address
 from kvrun.config.values import Section, is_loopback, setting
 
 
@@ -55,7 +56,7 @@ class WitnessSection(Section):
     @classmethod
     def _urls_are_safe(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for url in value:
-            parts = _split(url, ("https", "http"))
+            parts = split_address(url, ("https", "http"))
             if parts.scheme == "http" and not is_loopback(parts.hostname or ""):
                 raise ValueError(f"{url} must be https, or http on a loopback address")
         return value
@@ -65,22 +66,13 @@ class WitnessSection(Section):
     def _timestamp_url_is_http(cls, value: str | None) -> str | None:
         # Without TLS as well: a hash goes out, and what comes back is signed.
         if value is not None:
-            _split(value, ("https", "http"))
+            split_address(value, ("https", "http"))
         return value
 
     @field_validator("git_remote")
     @classmethod
     def _remote_is_known(cls, value: str | None) -> str | None:
-        if value is None or value.startswith("/"):
-            return value
-        if "://" in value:
-            parts = _split(value, ("https", "http", "ssh", "file"))
-            if parts.scheme == "http" and not is_loopback(parts.hostname or ""):
-                raise ValueError("must be https, ssh or a folder")
-            return value
-        if re.fullmatch(r"\w[\w.-]*(@\w[\w.-]*)?:[^:\s-]\S*", value):
-            return value
-        raise ValueError("must be https://HOST/PATH, ssh://HOST/PATH, HOST:PATH or a folder (/...)")
+        return value if value is None else check_git_remote(value)
 
     @field_validator("git_branch")
     @classmethod
@@ -110,16 +102,3 @@ class WitnessSection(Section):
         if self.timestamp_url is not None:
             found.append(f"timestamps of {urlsplit(self.timestamp_url).netloc}")
         return tuple(found)
-
-
-def _split(url: str, schemes: tuple[str, ...]) -> SplitResult:
-    try:
-        parts = urlsplit(url)
-        parts.port  # noqa: B018  reading it checks it
-    except ValueError:
-        raise ValueError(f"{url[:80]!r} is not an address") from None
-    if parts.scheme not in schemes or not (parts.hostname or parts.scheme == "file"):
-        raise ValueError(f"must start with {', '.join(f'{scheme}://' for scheme in schemes)}")
-    if parts.password is not None:
-        raise ValueError("must not contain a password; name a file that holds the secret")
-    return parts
