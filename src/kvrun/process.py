@@ -7,6 +7,7 @@ import resource
 import signal
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 PARENT_VARIABLE = "KVRUN_PARENT_PID"
 
@@ -38,6 +39,22 @@ def harden_process() -> HardenReport:
         not_dumpable=_libc.prctl(_PR_GET_DUMPABLE, 0, 0, 0, 0) == 0,
         core_limit_zero=resource.getrlimit(resource.RLIMIT_CORE) == (0, 0),
     )
+
+
+def leave_no_core() -> None:
+    """Keep this process, and those that it starts, out of core dumps, though it stays dumpable.
+
+    For engines, into whose /proc entries others of the same user look: whoever starts them takes
+    away their shared memory, and CUDA passes memory on by descriptors of processes. A limit of
+    exactly 1 byte means no file, which needs a page at least, and no pipe: the kernel starts no
+    program for a process with that limit, as it does for one with 0 (fs/coredump.c, do_coredump).
+    Where something else takes the core, such as a socket (Linux 6.16), or the limit is lower and
+    cannot be raised, ``coredump_filter`` leaves all memory out of it (core(5)).
+    """
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_CORE, (1, 1))
+    with contextlib.suppress(OSError):
+        Path("/proc/self/coredump_filter").write_text("0\n", encoding="ascii")
 
 
 def end_with_parent(parent: str | None) -> None:

@@ -154,9 +154,11 @@ def test_the_benchmark_measures_and_verifies_what_it_wrote(tmp_path: Path) -> No
     settings = AuditBenchSettings(records=600, batch=50, rounds=2, ttft_ms=250, folder=tmp_path)
     report = run_audit_bench(settings)
     assert [row.metric for row in report.rows if row.goal] == [
-        "append, durable",
+        "append, durable, one caller",
+        "append, durable, 8 callers at once",
         "verify, one core",
         "most memory held",
+        "most memory of the collector",
         "records of a request, CPU of its TTFT",
     ]
     assert all(row.value and row.value > 0 for row in report.rows)

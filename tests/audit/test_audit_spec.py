@@ -37,7 +37,8 @@ def test_every_event_has_exactly_one_example_and_each_is_a_valid_record() -> Non
 def test_the_page_names_the_events_that_nothing_writes_yet() -> None:
     sentence = PAGE.split("This version writes all of them but", 1)[1].split(":", 1)[0]
     writers = (ROOT / "src/kvrun").rglob("*.py")
-    formats = ("record.py", "ocsf.py", "otlp.py")
+    # What only lists events or reads records of them writes none.
+    formats = ("record.py", "ocsf.py", "otlp.py", "tally.py", "held.py", "simulate.py")
     code = "".join(file.read_text() for file in writers if file.name not in formats)
     written = {Event[name] for name in re.findall(r"\bEvent\.([A-Z_]+)", code)}
     assert set(re.findall(r"`(\w+)`", sentence)) == set(Event) - written

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvrun.seal import MAX_PLAIN_BYTES, BlockSealer, EnvelopeFormatError, SealBufferError
+from kvrun.seal import MAX_PLAIN_BYTES, BlockSealer, EnvelopeFormatError, SealBufferError, buffers
 from kvrun.seal import plain_size as plain_size_of
 
 SEALER = BlockSealer(bytearray(range(32)), generation=1)
@@ -178,3 +178,14 @@ def test_other_threads_run_while_a_block_is_sealed_or_opened():
     assert not moves_during(lambda: plain.translate(None), tries=10), "the probe sees nothing"
     assert moves_during(lambda: SEALER.seal_into(CONTEXT, plain, sealed, salt=SALT), tries=200)
     assert moves_during(lambda: SEALER.open_into(CONTEXT, sealed, plain), tries=200)
+
+
+def test_bytes_are_copied_between_views_of_one_size_only() -> None:
+    source, area = os.urandom(5000), anonymous_map(bytes(8192))
+    view = memoryview(area)
+    buffers.copy(view[4:5004], memoryview(source))
+    assert view[:5008].tobytes() == bytes(4) + source + bytes(4)
+    for target in (view[:4999], view[:5001], view[:5000].toreadonly()):
+        with pytest.raises(SealBufferError):
+            buffers.copy(target, memoryview(source))
+    assert view[:5008].tobytes() == bytes(4) + source + bytes(4)

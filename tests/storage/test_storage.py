@@ -1,5 +1,6 @@
 """Storage keeps what it was given once, whole, in a folder and on a real S3 server."""
 
+import os
 import stat
 import threading
 from collections.abc import Iterator
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from kvrun.directread import DIRECT_ALIGN, DIRECT_BYTES
 from kvrun.storage import (
     ObjectExistsError,
     ObjectMissingError,
@@ -54,6 +56,24 @@ def test_what_was_created_is_read_back_whole_in_part_and_by_name(
     described = storage.find("w%2F1/other")
     assert described is not None
     assert described.size_bytes == 0
+
+
+def test_a_part_is_what_stands_there_however_large_and_wherever_it_begins(
+    storage: Storage, tmp_path: Path
+) -> None:
+    data = os.urandom(3 * DIRECT_BYTES + 77)
+    storage.create("a/pack", data)
+    for offset in (0, 1, DIRECT_ALIGN, DIRECT_ALIGN + 904, DIRECT_BYTES - 1):
+        for size in (1, DIRECT_BYTES - 1, DIRECT_BYTES, 2 * DIRECT_BYTES + 78, len(data)):
+            part = storage.get_part("a/pack", offset, size)
+            assert part == data[offset : offset + size], (offset, size)
+    for size in (1, DIRECT_BYTES):
+        with pytest.raises(StorageError):
+            storage.get_part("a/pack", len(data) + 1, size)
+        with pytest.raises(ObjectMissingError):
+            storage.get_part("a/none", 0, size)
+        with pytest.raises(StorageError):
+            storage.get_part("a/../pack", 0, size)
 
 
 def test_an_object_is_never_replaced(storage: Storage) -> None:

@@ -80,6 +80,7 @@ KINDS: Mapping[Event, OcsfKind] = {
     Event.DEPLOYMENT_STARTED: _program(_START),
     Event.DEPLOYMENT_STOPPED: _program(_STOP),
     Event.DEPLOYMENT_DELETED: _entity("deployment", _REMOVE),
+    Event.DEPLOYMENT_ASKED: _entity("deployment", _UPDATE),
     Event.SIGNED_IN: OcsfKind(OcsfClass.AUTHENTICATION, 1, _INFO),
     Event.ROLE_CHANGED: _entity("role", _UPDATE, _LOW),
     Event.LOG_OPENED: _program(_START),

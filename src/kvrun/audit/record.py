@@ -61,6 +61,7 @@ class Event(StrEnum):
     DEPLOYMENT_STARTED = "deployment_started"
     DEPLOYMENT_STOPPED = "deployment_stopped"
     DEPLOYMENT_DELETED = "deployment_deleted"
+    DEPLOYMENT_ASKED = "deployment_asked"
     SIGNED_IN = "signed_in"
     ROLE_CHANGED = "role_changed"
     LOG_OPENED = "log_opened"

@@ -120,9 +120,13 @@ def read_chunks(segment: Path, size: int = READ_CHUNK_BYTES) -> Iterator[bytes]:
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Put ``data`` at ``path`` durably: it is either the old content or the new, never a mix."""
+    """Put ``data`` at ``path`` durably: it is either the old content or the new, never a mix.
+
+    What lies under the temporary name is removed first, never followed or written into.
+    """
     temporary = path.with_name(path.name + ".tmp")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    temporary.unlink(missing_ok=True)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         _write_at(descriptor, data, 0)
         os.fsync(descriptor)

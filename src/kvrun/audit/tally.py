@@ -7,9 +7,11 @@ that reports list one by one. It proves nothing; whoever has the segment can mak
 
 from collections import Counter
 from collections.abc import Iterable
+from typing import Literal
 
 import msgspec
 
+from kvrun.audit.decisions import DecisionCount, Decisions, decision_of
 from kvrun.audit.errors import AuditError, AuditRecordError
 from kvrun.audit.record import Count, Digest, Event, split_lines
 
@@ -22,6 +24,7 @@ NOTABLE = frozenset(
         Event.DEPLOYMENT_STARTED,
         Event.DEPLOYMENT_STOPPED,
         Event.DEPLOYMENT_DELETED,
+        Event.DEPLOYMENT_ASKED,
         Event.SIGNED_IN,
         Event.ROLE_CHANGED,
         Event.LOG_READ,
@@ -48,15 +51,16 @@ class EventCount(msgspec.Struct, frozen=True, order=True, forbid_unknown_fields=
 
 
 class Tally(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A segment's counts. ``sha256`` is the segment's file's; ``counts`` are in rising order."""
+    """A segment's counts. ``sha256`` is the segment's file's; both counts are in rising order."""
 
     counts: list[EventCount]
+    decisions: list[DecisionCount] = []
     file_bytes: Count
     first_seq: Count
     log: str
     records: Count
     sha256: Digest
-    v: int = 1
+    v: Literal[2] = 2
 
 
 class Tallier:
@@ -64,6 +68,7 @@ class Tallier:
 
     def __init__(self) -> None:
         self._counts: Counter[tuple[str, str, str, str]] = Counter()
+        self._decisions = Decisions()
         self.notable: list[bytes] = []
         self.records = 0
 
@@ -77,14 +82,31 @@ class Tallier:
         self._counts.update(
             (item.ts[:10], item.event, item.outcome, item.policy_revision) for item in seen
         )
-        if not _NOTABLE.isdisjoint({item.event for item in seen}):
-            found = zip(split_lines(lines), seen, strict=True)
-            self.notable += [line for line, item in found if item.event in _NOTABLE]
+        events = {item.event for item in seen}
+        if not _LOOKED_AT.isdisjoint(events):
+            for line, item in zip(split_lines(lines), seen, strict=True):
+                if item.event in _NOTABLE:
+                    self.notable.append(line)
+                elif item.event == Event.DENIED.value:
+                    self._decide(line)
 
     @property
     def counts(self) -> list[EventCount]:
         """The counts so far, in rising order."""
         return [EventCount(*key, number) for key, number in sorted(self._counts.items())]
+
+    @property
+    def decisions(self) -> list[DecisionCount]:
+        """What policies refused so far, in rising order."""
+        return self._decisions.counts
+
+    def _decide(self, line: bytes) -> None:
+        item = _DENIED.decode(line)
+        found = decision_of(
+            item.ts[:10], item.policy_revision, item.tier, item.outcome, item.reason
+        )
+        if found is not None:
+            self._decisions.add(found)
 
 
 def encode_tally(tally: Tally, notable: Iterable[bytes]) -> bytes:
@@ -108,7 +130,14 @@ class _Seen(msgspec.Struct, gc=False):
     policy_revision: str = ""
 
 
+class _Denied(_Seen, gc=False):
+    reason: str = ""
+    tier: str = ""
+
+
 _DECODER = msgspec.json.Decoder(_Seen)
+_DENIED = msgspec.json.Decoder(_Denied)
 _ENCODER = msgspec.json.Encoder(order="sorted")
 _TALLY = msgspec.json.Decoder(Tally)
 _NOTABLE = frozenset(event.value for event in NOTABLE)
+_LOOKED_AT = _NOTABLE | {Event.DENIED.value}

@@ -1,13 +1,14 @@
 """Objects in a local folder or an object store: whole puts that never replace anything.
 
-obstore (Rust ``object_store``) does the talking. Two things it does not do:
+obstore (Rust ``object_store``) does the talking. Three things it does not do:
 
 * Its local folder writes without a sync, so a power cut could leave an empty file under a name
   that counts as stored. Here a local object is synced before it gets its name, and its folder
   after.
-* It cannot send the retention headers of S3 Object Lock with a put. A bucket whose default
-  retention is set applies it to every object that is put there, so set it on the bucket. Puts
-  carry a SHA-256 checksum, which S3 demands of puts into such a bucket.
+* It reads a local object through the system's cache. Large parts are read past it here.
+* It cannot send the retention headers of S3 Object Lock with a put: ``objectlock`` sets a
+  retention after it. Puts carry a SHA-256 checksum, which S3 demands of puts into a bucket that
+  sets one by itself.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 from obstore.store import LocalStore, ObjectStore, from_url
 
+from kvrun.directread import DIRECT_BYTES, read_part
 from kvrun.durable import sync_folder
 from kvrun.storage.errors import ObjectExistsError, ObjectMissingError, StorageError
 
@@ -36,10 +38,11 @@ _PART = re.compile(r"[A-Za-z0-9_%=@.-]+")
 
 @dataclass(frozen=True, slots=True)
 class StoredObject:
-    """An object's name and its size in bytes."""
+    """An object's name, its size in bytes and when it was stored, seconds since 1970."""
 
     name: str
     size_bytes: int
+    modified_s: float = 0.0
 
 
 class Storage:
@@ -143,6 +146,21 @@ class _FolderStorage(Storage):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         super().__init__(LocalStore(folder), str(folder))
         self._folder = folder
+
+    def get_part(self, name: str, offset: int, size_bytes: int) -> memoryview:
+        """As from any store; a large part comes past the system's cache."""
+        if size_bytes < DIRECT_BYTES:
+            return super().get_part(name, offset, size_bytes)
+        with self._speaking_of(name):
+            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            file = os.open(self._folder / check_name(name), flags)
+            try:
+                part = read_part(file, offset, size_bytes)
+            finally:
+                os.close(file)
+        if not part:
+            raise StorageError(f"{name} in {self.where} ends before byte {offset}")
+        return part
 
     def delete(self, name: str) -> None:
         """Delete an object, and the folders that are empty then."""
@@ -251,7 +269,7 @@ def check_name(name: str) -> str:
 
 
 def _described(found: Any) -> StoredObject:
-    return StoredObject(found["path"], found["size"])
+    return StoredObject(found["path"], found["size"], found["last_modified"].timestamp())
 
 
 def _write_synced(file: BinaryIO, data: bytes | memoryview | Path) -> None:

@@ -1,0 +1,151 @@
+"""Objects in a bucket with Object Lock are held, on a real S3 server (moto)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from botocore.exceptions import ClientError, ConnectTimeoutError
+
+from kvrun.config import load_config
+from kvrun.control.plane import ControlPlane
+from kvrun.storage import (
+    ObjectExistsError,
+    ObjectMissingError,
+    Storage,
+    StorageError,
+    hold_objects,
+    open_storage,
+)
+from kvrun.storage.objectlock import HoldingStorage
+from support.s3_server import s3_server
+
+NOW = datetime.now(UTC).timestamp()
+WEEK_S = 7 * 86_400.0
+S3 = tuple[Any, dict[str, str]]
+
+
+@pytest.fixture(scope="module")
+def s3() -> Iterator[S3]:
+    with s3_server() as (_, options):
+        client = boto3.client(
+            "s3",
+            endpoint_url=options["endpoint"],
+            region_name=options["region"],
+            aws_access_key_id=options["access_key_id"],
+            aws_secret_access_key=options["secret_access_key"],
+        )
+        yield client, options
+
+
+def holding(s3: S3, bucket: str, mode: str = "governance", *, locked: bool = True) -> Storage:
+    client, options = s3
+    if bucket not in {found["Name"] for found in client.list_buckets()["Buckets"]}:
+        client.create_bucket(Bucket=bucket, ObjectLockEnabledForBucket=locked)
+    storage = open_storage(f"s3://{bucket}/below", options)
+    return hold_objects(storage, options, mode=mode, keep_s=WEEK_S, now=lambda: NOW)
+
+
+def retention(s3: S3, bucket: str, key: str) -> tuple[str, float]:
+    found = s3[0].head_object(Bucket=bucket, Key=key)
+    return found["ObjectLockMode"], found["ObjectLockRetainUntilDate"].timestamp()
+
+
+@pytest.mark.parametrize("mode", ["governance", "compliance"])
+def test_what_is_stored_is_held_and_its_version_is_not_deleted(s3: S3, mode: str) -> None:
+    bucket = f"locked-{mode}"
+    storage = holding(s3, bucket, mode)
+    storage.create("w/audit/segment", b"records")
+    held, until = retention(s3, bucket, "below/w/audit/segment")
+    assert held == mode.upper()
+    assert abs(until - NOW - WEEK_S) < 2
+    version = s3[0].head_object(Bucket=bucket, Key="below/w/audit/segment")["VersionId"]
+    with pytest.raises(ClientError, match="AccessDenied"):
+        s3[0].delete_object(Bucket=bucket, Key="below/w/audit/segment", VersionId=version)
+    assert storage.get("w/audit/segment") == b"records"
+
+
+def test_what_was_stored_before_a_crash_is_held_by_the_next_try(s3: S3) -> None:
+    storage = holding(s3, "crashed")
+    open_storage("s3://crashed/below", s3[1]).create("a", b"first")
+    with pytest.raises(ObjectExistsError):
+        storage.create("a", b"again")
+    assert retention(s3, "crashed", "below/a")[0] == "GOVERNANCE"
+    assert storage.get("a") == b"first"
+
+
+def test_without_object_lock_in_the_bucket_it_is_stored_as_ever(s3: S3) -> None:
+    storage = holding(s3, "plain", locked=False)
+    storage.create("a", b"first")
+    assert storage.get("a") == b"first"
+    assert "ObjectLockMode" not in s3[0].head_object(Bucket="plain", Key="below/a")
+
+
+def test_a_default_retention_of_the_bucket_is_left_alone(s3: S3) -> None:
+    s3[0].create_bucket(Bucket="default", ObjectLockEnabledForBucket=True)
+    rule = {"DefaultRetention": {"Mode": "COMPLIANCE", "Days": 1}}
+    s3[0].put_object_lock_configuration(
+        Bucket="default",
+        ObjectLockConfiguration={"ObjectLockEnabled": "Enabled", "Rule": rule},
+    )
+    storage = holding(s3, "default")
+    assert isinstance(storage, HoldingStorage)
+    assert not storage.offered
+
+
+def test_a_bucket_that_cannot_be_asked_gets_nothing_that_would_not_be_held(
+    s3: S3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    storage = holding(s3, "silent")
+
+    def fail(*_: object, **__: object) -> None:
+        raise ConnectTimeoutError(endpoint_url="silent")
+
+    with monkeypatch.context() as away:
+        away.setattr("botocore.client.BaseClient._make_api_call", fail)
+        with pytest.raises(StorageError, match="cannot be asked for Object Lock"):
+            storage.create("a", b"first")
+    with pytest.raises(ObjectMissingError):
+        storage.get("a")
+    storage.create("a", b"first")
+    assert retention(s3, "silent", "below/a")[0] == "GOVERNANCE"
+
+
+def test_what_cannot_be_held_is_said(s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = holding(s3, "refused")
+    storage.create("before", b"first")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise ClientError({"Error": {"Code": "AccessDenied"}}, "PutObjectRetention")
+
+    monkeypatch.setattr("botocore.client.BaseClient._make_api_call", refuse)
+    with pytest.raises(StorageError, match="its retention cannot be set") as error:
+        storage.create("a", b"first")
+    assert "storage.object_lock" in (error.value.hint or "")
+
+
+@pytest.mark.parametrize(("setting", "held"), [("", True), ('object_lock = "off"', False)])
+def test_the_collector_holds_what_it_stores(
+    s3: S3, tmp_path: Path, setting: str, held: bool
+) -> None:
+    bucket = f"collected-{'held' if held else 'free'}"
+    s3[0].create_bucket(Bucket=bucket, ObjectLockEnabledForBucket=True)
+    options = "".join(f'{name} = "{value}"\n' for name, value in s3[1].items())
+    (tmp_path / "d").mkdir(mode=0o700)
+    file = tmp_path / "kvrun.toml"
+    file.write_text(
+        f'[instance]\ndata_dir = "{tmp_path}/d"\n[audit]\nretention_days = 30\n'
+        f'[storage]\nurl = "s3://{bucket}"\n{setting}\n[storage.options]\n{options}'
+    )
+    plane = ControlPlane(load_config(file, {}), lambda: NOW)
+    with plane.hold():
+        plane.collector().storage.create("segment", b"records")
+    if held:
+        assert abs(retention(s3, bucket, "segment")[1] - NOW - 30 * 86_400) < 2
+    else:
+        with pytest.raises(KeyError):
+            retention(s3, bucket, "segment")
