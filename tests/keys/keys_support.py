@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 
-from kvrun.keys import FileRoot, KeyLimits, KeyService, Root
+from kvrun.keys import FileRoot, KeyLimits, KeyService, Root, SessionInfo
+from kvrun.keys.listing import SessionsAsked, TenantsAsked
 from kvrun.keys.slots import OS_IO, OsSlotIO, SlotIO
+from kvrun.keys.source import SessionKeySource
 
 WORKSPACE = "acme"
 DEPLOYMENT = "chat"
@@ -93,3 +95,13 @@ def abandon(service: KeyService) -> None:
     """What kill -9 leaves: nothing is written any more, locks and files are let go."""
     service._ring.close()
     service._root.close()
+
+
+def listed(keys: SessionKeySource) -> list[SessionInfo]:
+    """Every session with its ids, each as its slot says it."""
+    found = []
+    for row in keys.listing.tenants(TenantsAsked(begins="")).rows:
+        page = keys.listing.sessions(SessionsAsked(ref=row.tenant_ref, named=True))
+        assert page.total == len(page.rows) == len(row.session_refs)
+        found += page.rows
+    return found

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from keys_support import Clock, LossyDisk, abandon, open_service
+from keys_support import Clock, LossyDisk, abandon, listed, open_service
 
 from kvrun.keys import KeyService, KeyUnavailableError
-from kvrun.keys.ring_store import GROUP_SLOTS
+from kvrun.keys.ring_store import TABLE_SLOTS, UPPER_HALF_BYTES
 
 VECTORS = Path(__file__).parents[1] / "vectors"
 
@@ -31,20 +31,24 @@ def by_hand() -> ModuleType:
 
 
 class Wiretap(LossyDisk):
-    """Keeps every write that ever went to the key file: all copies of all times, and more."""
+    """Keeps every write that ever went to the files of keys: all copies of all times, and more.
+
+    Also to the upper keys', which no backup should have.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.writes: list[tuple[int, bytes]] = []
+        self.writes: dict[str, list[tuple[int, bytes]]] = {"keys.slots": [], "upper.slots": []}
 
     def pwrite(self, descriptor: int, data: bytes | memoryview, offset: int) -> None:
-        if Path(f"/proc/self/fd/{descriptor}").readlink().name == "keys.slots":
-            self.writes.append((offset, bytes(data)))
+        name = Path(f"/proc/self/fd/{descriptor}").readlink().name
+        if name in self.writes:
+            self.writes[name].append((offset, bytes(data)))
         super().pwrite(descriptor, data, offset)
 
 
 class Attacker:
-    """Has every record ever written to the key file, and reads the root as it is now."""
+    """Has every record ever written to either file, and reads the root as it is now."""
 
     def __init__(self, base: Path, tap: Wiretap, by_hand: ModuleType) -> None:
         self._base = base
@@ -53,19 +57,24 @@ class Attacker:
 
     def reached(self) -> set[str]:
         """The key ids of all sessions that can be opened by trying every key on every record."""
-        keys_file = (self._base / "keys" / "keys.slots").read_bytes()
-        found = [
-            self._by_hand.written_record(keys_file[16:32], offset, data)
-            for offset, data in self._tap.writes
-        ]
-        root_file = (self._base / "root" / "root.slots").read_bytes()
-        records = [record for record in found if record is not None]
-        opened: list[dict[str, Any]] = self._by_hand.open_all(root_file, records)
+        root = self._base / "root"
+        upper = self._records(root / "upper.slots", UPPER_HALF_BYTES)
+        records = self._records(self._base / "keys" / "keys.slots", 512)
+        root_file = (root / "root.slots").read_bytes()
+        opened: list[dict[str, Any]] = self._by_hand.open_all(root_file, upper, records)
         return {facts["key_id"] for facts in opened}
+
+    def _records(self, file: Path, half: int) -> list[tuple[int, int, bytes]]:
+        file_id = file.read_bytes()[16:32]
+        found = [
+            self._by_hand.written_record(file_id, offset, data, half)
+            for offset, data in self._tap.writes[file.name]
+        ]
+        return [record for record in found if record is not None]
 
 
 def living(service: KeyService) -> set[str]:
-    return {info.key_id for info in service.sessions()}
+    return {info.key_id for info in listed(service)}
 
 
 def test_every_record_ever_written_and_todays_root_open_the_living_and_nothing_else(
@@ -74,8 +83,8 @@ def test_every_record_ever_written_and_todays_root_open_the_living_and_nothing_e
     tap = Wiretap()
     service = open_service(tmp_path, io=tap)
     attacker = Attacker(tmp_path, tap, by_hand)
-    # Two groups and more, with tenants that reach over their border.
-    for number in range(GROUP_SLOTS + 20):
+    # Two tables and more, with tenants that reach over their border.
+    for number in range(TABLE_SLOTS + 20):
         service.acquire(f"t{number % 7}", f"s{number}")
     everything = living(service)
     assert attacker.reached() == everything  # the control: before an erasure all of it opens

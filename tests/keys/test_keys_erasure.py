@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import shutil
+import struct
 from pathlib import Path
+from random import Random
 
 import pytest
-from keys_support import Clock, open_service
+from keys_support import Clock, LossyDisk, listed, open_service
 
-from kvrun.keys import KeyService, SessionKeys
+from kvrun.config import load_config
+from kvrun.keys import KeysError, KeyService, RecoveryReport, SessionKeys
+from kvrun.keys.opening import open_keys
+from kvrun.keys.slots import SlotFile
 from kvrun.seal import SealedBlockError
 
 
@@ -26,12 +31,17 @@ def raw_keys(service: KeyService, tenant: str, session: str) -> list[bytes]:
 
 
 @pytest.mark.parametrize("what", ["session", "tenant"])
-def test_restored_old_slot_files_open_nothing_that_was_destroyed(tmp_path: Path, what: str) -> None:
+def test_restored_old_slot_files_open_the_living_and_nothing_that_was_destroyed(
+    tmp_path: Path, what: str
+) -> None:
     service = open_service(tmp_path)
     victim, block = service.acquire("alice", "one"), b""
     block = seal(victim)
-    kept = service.acquire("bob", "one")
-    kept_salt, victim_salt = kept.salt, victim.salt
+    kept = {
+        name: service.acquire(*name).salt
+        for name in [("bob", "one"), ("carol", "a"), ("carol", "b")]
+    }
+    victim_salt = victim.salt
     service.close()
     shutil.copytree(tmp_path / "keys", tmp_path / "backup")
     service = open_service(tmp_path)
@@ -39,22 +49,166 @@ def test_restored_old_slot_files_open_nothing_that_was_destroyed(tmp_path: Path,
         service.destroy_session("alice", "one")
     else:
         service.destroy_tenant("alice")
+    service.rotate_root()
     service.close()
 
     shutil.rmtree(tmp_path / "keys")
     shutil.copytree(tmp_path / "backup", tmp_path / "keys")
     service = open_service(tmp_path)
-    # Nothing of the old copy opens: the destroyed session least of all, survivors neither
-    # (their keys live on in the file that was replaced).
-    assert list(service.sessions()) == []
-    assert service.recovery.stale_slots == 5  # one group, two tenants, two sessions
+    # Of the old copy all that lives opens, and nothing of what was destroyed.
+    assert {(info.tenant, info.session) for info in listed(service)} == set(kept)
+    assert service.recovery.stale_slots == (1 if what == "session" else 2)
     assert service.find("alice", "one") is None
     fresh = service.acquire("alice", "one")
     assert fresh.salt != victim_salt
     with pytest.raises(SealedBlockError):
         fresh.sealer.open_into(b"context", block, bytearray(5))
-    assert service.acquire("bob", "one").salt != kept_salt
+    assert {name: service.acquire(*name).salt for name in kept} == kept
     service.close()
+
+
+def test_what_an_older_copy_lacked_counts_as_destroyed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Who was to be erased and was not found must not come back with a newer copy."""
+    service = open_service(tmp_path)
+    salt = service.acquire("alice", "one").salt
+    service.close()
+    shutil.copytree(tmp_path / "keys", tmp_path / "older")
+    service = open_service(tmp_path)
+    service.acquire("bob", "one")
+    service.close()
+    shutil.copytree(tmp_path / "keys", tmp_path / "newer")
+
+    service = put_back(tmp_path, "newer")  # the control: nothing was missing, so Bob is there
+    assert not service.recovery.older_copy
+    assert service.recovery_text == ""
+    assert service.find("bob", "one") is not None
+    service.close()
+    service = put_back(tmp_path, "older")
+    assert service.recovery.older_copy
+    assert "is an older copy: keys that it lacks are destroyed" in caplog.text
+    assert service.recovery_text.startswith("an older copy")
+    assert service.destroy_tenant("bob") == []
+    service.close()
+    service = put_back(tmp_path, "newer")
+    assert service.find("bob", "one") is None
+    assert service.recovery.stale_slots == 2
+    assert service.acquire("alice", "one").salt == salt
+    service.close()
+    shutil.rmtree(tmp_path / "keys")  # an empty folder is the oldest copy of all
+    service = open_service(tmp_path)
+    assert service.recovery.older_copy
+    assert service.find("alice", "one") is None
+    service.close()
+    service = put_back(tmp_path, "newer")
+    assert service.find("alice", "one") is None
+    service.close()
+
+
+def test_of_two_branches_of_a_key_file_only_the_one_that_is_used_goes_on(tmp_path: Path) -> None:
+    """A file that went on for long is behind an older copy of it that was put back since."""
+    service = open_service(tmp_path)
+    salt = service.acquire("alice", "one").salt
+    service.close()
+    shutil.copytree(tmp_path / "keys", tmp_path / "older")
+    service = open_service(tmp_path)
+    for number in range(5):
+        service.acquire("bob", f"s{number}")
+    service.destroy_tenant("bob")
+    service.close()
+    shutil.copytree(tmp_path / "keys", tmp_path / "longer")
+    service = put_back(tmp_path, "older")
+    service.acquire("carol", "one")
+    service.close()
+    shutil.copytree(tmp_path / "keys", tmp_path / "with-carol")
+    service = put_back(tmp_path, "longer")
+    assert service.recovery.older_copy
+    assert service.destroy_tenant("carol") == [], "she is not held here"
+    service.close()
+    service = put_back(tmp_path, "with-carol")
+    assert service.find("carol", "one") is None
+    assert service.acquire("alice", "one").salt == salt
+    service.close()
+
+
+def put_back(base: Path, name: str) -> KeyService:
+    shutil.rmtree(base / "keys")
+    shutil.copytree(base / name, base / "keys")
+    return open_service(base)
+
+
+def make_earlier_folders(base: Path) -> None:
+    """Key and root folder as the version before made them; nothing opens their records any more."""
+    service = open_service(base)
+    ring, root_id = service._ring.store.ring.keyring_id, service.root_facts.root_id
+    service.close()
+    (base / "root" / "upper.slots").unlink()
+    (base / "keys" / "keys.slots").unlink()
+    file = SlotFile(base / "keys" / "keys.slots")
+    state = struct.pack(">16s16sQ?", ring, root_id, 7, True) + b"\x04acme\x04chat"
+    for kind, body in (
+        (7, bytes(124)),
+        (1, state),
+        (2, bytes(124)),
+        (3, bytes(124)),
+        (5, bytes(345)),
+    ):
+        file.write(file.take_free(), kind, body)
+    file.sync()
+    file.close()
+
+
+def test_keys_of_an_earlier_version_are_removed_and_the_cache_starts_cold(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_earlier_folders(tmp_path)
+    shutil.copytree(tmp_path / "keys", tmp_path / "earlier")
+    with caplog.at_level("WARNING"):
+        service = open_service(tmp_path)
+    assert "the cache starts cold (an earlier version made them)" in caplog.text
+    assert service.recovery.started_over
+    assert service.recovery_text.startswith("emptied")
+    assert service.epoch == 2, "copies of the earlier file are under an epoch that is gone"
+    salt = service.acquire("alice", "one").salt
+    service.close()
+    service = open_service(tmp_path)
+    assert service.recovery == RecoveryReport()
+    assert service.acquire("alice", "one").salt == salt
+    service.close()
+    for _ in range(2):  # a backup from before the change, and the start after that
+        service = put_back(tmp_path, "earlier")
+        assert service.find("alice", "one") is None
+        service.acquire("bob", "one")
+        service.close()
+        service = open_service(tmp_path)
+        assert service.find("bob", "one") is not None
+        service.close()
+
+
+def test_the_removal_of_earlier_keys_cut_at_each_sync_is_finished_in_a_new_epoch(
+    tmp_path: Path,
+) -> None:
+    make_earlier_folders(tmp_path)
+    cut = 0
+    while True:
+        base = tmp_path / f"cut-{cut}"
+        shutil.copytree(tmp_path / "keys", base / "keys")
+        shutil.copytree(tmp_path / "root", base / "root")
+        disk = LossyDisk(fail_at_sync=cut)
+        try:
+            open_service(base, io=disk).close()
+        except (OSError, KeysError):
+            disk.crash(Random(cut))
+        finished = not disk.off
+        service = open_service(base)
+        assert 1 not in service._root.epochs(), f"cut at sync {cut}"
+        service.acquire("alice", "one")
+        service.close()
+        if finished:
+            break
+        cut += 1
+    assert cut > 5
 
 
 def test_an_old_slot_put_back_into_the_living_file_opens_nothing(tmp_path: Path) -> None:
@@ -156,10 +310,12 @@ def test_no_record_shows_that_it_is_of_the_same_tenant_or_session_as_another(
 
 
 def test_wrapped_keys_of_a_destroyed_session_are_nowhere_in_the_folder(tmp_path: Path) -> None:
-    service = open_service(tmp_path)
+    clock = Clock()
+    service = open_service(tmp_path, clock)
     service.acquire("alice", "one")
-    service.acquire("alice", "two")
-    service.destroy_session("alice", "two")  # so that both halves of "one" have been written
+    clock.time += 7200
+    service.acquire("alice", "one")
+    service.destroy_expired()  # writes last uses, so that both halves have been written
     entry = service._ring.find("alice", "one")
     assert entry is not None
     path = tmp_path / "keys" / "keys.slots"
@@ -173,3 +329,29 @@ def test_wrapped_keys_of_a_destroyed_session_are_nowhere_in_the_folder(tmp_path:
         if file.is_file():
             assert not any(wrap in file.read_bytes() for wrap in wraps)
     service.close()
+
+
+def test_an_empty_key_folder_is_fetched_before_its_root_is_used(tmp_path: Path) -> None:
+    """Where Storage has a copy, starting without it would have all keys count as destroyed."""
+    file = tmp_path / "kvrun.toml"
+    file.write_text(
+        f'[instance]\ndata_dir = "{tmp_path}/data"\nobject_tier = "on"\n[storage]\nurl = "file://{tmp_path}/bucket"\n'
+    )
+    (tmp_path / "data").mkdir(mode=0o700)
+    config = load_config(file, {})
+    opened = open_keys(config, "one")
+    salt = opened.acquire("alice", "one").salt
+    opened.close()
+    keys = config.layout.keys
+    keys.rename(tmp_path / "elsewhere")
+    with pytest.raises(KeysError, match="a start would destroy them"):
+        open_keys(config, "one")
+    (tmp_path / "elsewhere").rename(keys)
+    opened = open_keys(config, "one")
+    assert opened.acquire("alice", "one").salt == salt
+    opened.close()
+    shutil.rmtree(keys)
+    (tmp_path / "data-root" / "upper.slots").unlink()
+    opened = open_keys(config, "one")
+    assert opened.acquire("alice", "one").salt != salt
+    opened.close()

@@ -43,13 +43,13 @@ def say(**fields):
 out = bytearray(88 + 5)
 keys.sealer.seal_into(b"context", b"plain", out, salt=b"s" * 24)
 keys.block_name(b"x")
-epoch = masked(service._ring._epoch._secret.view)
+epoch = masked(service._ring.store.epoch(service.epoch)._secret.view)
 say(secrets=secrets("one"), kept=secrets("two"), epoch=epoch,
     protection=service.protection.value)
 sealer = keys.sealer  # someone still holds the sealer and the handle
 service.destroy_session("alice", "one")
 gc.collect()
-say(epoch=masked(service._ring._epoch._secret.view))
+say(epoch=masked(service._ring.store.epoch(service.epoch)._secret.view))
 service.close()
 gc.collect()
 say()

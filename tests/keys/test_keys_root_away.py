@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from keys_support import Clock, open_service
+from keys_support import Clock, listed, open_service
 
 from kvrun.keys import FileRoot, KeyLimits, KeyService, KeyUnavailableError, RootUnavailableError
 from kvrun.keys.root import EpochEvidence
@@ -72,10 +72,10 @@ class Rig:
     def check_whole(self) -> None:
         del self.salts["alice", "two"]
         for _ in range(2):
-            listed = {(info.tenant, info.session) for info in self.service.sessions()}
-            assert listed == set(self.salts)
-            found = {name: self.service.acquire(*name).salt for name in self.salts}
-            assert found == self.salts
+            found = {(info.tenant, info.session) for info in listed(self.service)}
+            assert found == set(self.salts)
+            salts = {name: self.service.acquire(*name).salt for name in self.salts}
+            assert salts == self.salts
             assert len(self.service._root.epochs()) == 1
             self.service.close()
             self.service = open_service(self.base)

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from keys_support import DEPLOYMENT, WORKSPACE, Clock, open_service
+from keys_support import DEPLOYMENT, WORKSPACE, Clock, listed, open_service
 
 from kvrun.keys import (
     ClaimClass,
@@ -135,7 +135,7 @@ def test_find_never_creates(tmp_path: Path) -> None:
     keys = service.acquire("alice", "one")
     assert service.find("alice", "one") is keys
     assert service.find("alice", "two") is None
-    assert len(list(service.sessions())) == 1
+    assert len(listed(service)) == 1
     service.close()
 
 
@@ -287,11 +287,10 @@ def test_sessions_lists_ids_that_only_the_keys_can_read(tmp_path: Path) -> None:
     service = open_service(tmp_path)
     keys = service.acquire("alice", "one")
     service.acquire("bob", "two")
-    listed = {(info.tenant, info.session): info for info in service.sessions()}
-    assert set(listed) == {("alice", "one"), ("bob", "two")}
-    info = listed["alice", "one"]
+    found = {(info.tenant, info.session): info for info in listed(service)}
+    assert set(found) == {("alice", "one"), ("bob", "two")}
+    info = found["alice", "one"]
     assert (info.tenant_ref, info.session_ref) == (keys.tenant_ref, keys.session_ref)
-    assert info.open
     service.close()
 
 
@@ -337,7 +336,7 @@ def test_a_memory_root_starts_cold_and_keeps_counting_generations(tmp_path: Path
     keys = service.acquire("alice", "one")
     service.close()
     service = open_service(tmp_path, root=MemoryRoot())
-    assert list(service.sessions()) == []
+    assert listed(service) == []
     assert service.acquire("alice", "one").generation > keys.generation
     service.close()
 
@@ -397,3 +396,17 @@ def test_a_live_session_is_acquired_while_the_service_is_busy_with_the_disk(
         assert done.wait(5)
     thread.join()
     service.close()
+
+
+def test_keys_are_found_by_their_ids_while_they_live(tmp_path: Path) -> None:
+    service = open_service(tmp_path)
+    ids = [bytes.fromhex(service.acquire("alice", name).key_id) for name in ("one", "two")]
+    unknown = bytes(len(ids[0]))
+    found = service.living([*ids, unknown], within_s=1)
+    assert found is not None
+    assert [entry.key_id for entry in found.values()] == list(found) == ids
+    service.destroy_session("alice", "one")
+    service.close()
+    again = open_service(tmp_path)
+    assert list(again.living(ids, within_s=1) or ()) == [ids[1]]
+    again.close()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from keys_support import open_service
+from keys_support import listed, open_service
 
 from kvrun.keys import DestroyedKey, KeyDestroyedError, KeyService, KeyUnavailableError
 from kvrun.keys.destruction import SessionVictim
@@ -112,7 +112,7 @@ def test_forty_erasures_at_once_take_two_rotations(tmp_path: Path) -> None:
     found = [key for key in gone.values() if key is not None]
     assert len(found) == len({key.key_id for key in found}) == 40
     assert {key.evidence.epoch_destroyed for key in found} == {epoch, epoch + 1}
-    assert {info.session for info in service.sessions()} == {"s40", "s41"}
+    assert {info.session for info in listed(service)} == {"s40", "s41"}
     service.close()
 
 
@@ -154,7 +154,7 @@ def test_keys_are_destroyed_by_id_and_what_was_made_since_stays(tmp_path: Path) 
     assert tenant is not None
     gone = service.destroy_keys([new.key_id, tenant.key_id.hex()])
     assert [key.key_id for key in gone] == [new.key_id, other.key_id, tenant.key_id.hex()]
-    assert list(service.sessions()) == []
+    assert listed(service) == []
     service.close()
 
 

@@ -74,11 +74,14 @@ def test_a_rotation_ends_the_validity_of_earlier_keys_after_an_overlap(
     assert until[newest.key_id] is until[other.key_id] is None
 
 
+@pytest.mark.parametrize(
+    "purpose", [KeyPurpose.CHECKPOINT, KeyPurpose.CERTIFICATE, KeyPurpose.INSTANCE]
+)
 def test_who_signs_meanwhile_always_has_a_valid_key_and_takes_up_the_new_one(
-    tmp_path: Path, ring: SigningRing, clock: Clock
+    tmp_path: Path, ring: SigningRing, clock: Clock, purpose: KeyPurpose
 ) -> None:
     # Another process's view of the same folder.
-    current = CurrentKey(SigningRing(tmp_path / "signing", now=clock), KeyPurpose.CHECKPOINT)
+    current = CurrentKey(SigningRing(tmp_path / "signing", now=clock), purpose)
     stop, problems = threading.Event(), []
     used: list[SigningKey] = []
 
@@ -95,7 +98,7 @@ def test_who_signs_meanwhile_always_has_a_valid_key_and_takes_up_the_new_one(
     thread = threading.Thread(target=sign)
     thread.start()
     for _ in range(5):
-        newest = ring.rotate(KeyPurpose.CHECKPOINT)
+        newest = ring.rotate(purpose)
     while thread.is_alive() and (not used or used[-1].key_id != newest.key_id):
         stop.wait(0.01)
     stop.set()

@@ -14,16 +14,15 @@ from kvrun.keys import FolderBusyError, FolderPermissionError, SlotFileError
 from kvrun.keys.errors import ReadBackError
 from kvrun.keys.folder import FolderLock, private_folder
 from kvrun.keys.slots import (
-    BODY_BYTES,
     HALF_BYTES,
     PAGE_BYTES,
-    SLOT_BYTES,
     OsSlotIO,
     ReadBack,
     SlotFile,
 )
 
 OLD, NEW = b"old record", b"a new and longer record"
+SLOT_BYTES, BODY_BYTES = 2 * HALF_BYTES, HALF_BYTES - 52
 
 
 @pytest.fixture
@@ -226,18 +225,37 @@ def test_a_folder_open_to_others_is_tightened_when_empty_and_refused_when_not(
         private_folder(folder, purpose="key")
 
 
-def test_the_first_slot_of_a_group_is_never_given_away(path: Path) -> None:
-    file = SlotFile(path, grow_by=8, group_slots=4)
-    taken = [file.take_free() for _ in range(12)]
-    assert sorted(taken) == [1, 2, 3, 5, 6, 7, 9, 10, 11, 13, 14, 15]
-    file.write(4, 7, OLD)
-    file.write(4, 7, NEW)
-    earlier = file.read_earlier(4)
-    assert earlier is not None
-    assert bytes(earlier.body) == OLD
-    file.erase([4])
-    assert file.take_free() not in (0, 4, 8, 12)
+@pytest.mark.parametrize("half", [512, 5632])
+def test_halves_of_any_size_are_read_back_whole_and_erased_to_the_last_byte(
+    path: Path, half: int
+) -> None:
+    file = SlotFile(path, grow_by=2, half_bytes=half)
+    file.reserve(4)
+    assert file.count == 6
+    bodies = [os.urandom(half - 52) for _ in range(4)]
+    for body in bodies:
+        file.write(3, 8, body)
+    file.write(2, 8, b"kept")
+    with pytest.raises(SlotFileError, match="holds 1 to"):
+        file.write(3, 8, bytes(half - 51))
     file.close()
+    file = SlotFile(path, grow_by=2, half_bytes=half)
+    found = file.read(3)
+    assert found is not None
+    assert (bytes(found.body), file.sequence) == (bodies[-1], 5)
+    assert [slot for slot, _ in file.records()] == [2, 3]
+    start = PAGE_BYTES + 3 * 2 * half
+    assert all(
+        path.read_bytes()[start + at * half :][20:30] == bodies[at + 2][:10] for at in (0, 1)
+    )
+    file.erase([3])
+    assert path.read_bytes()[start : start + 2 * half] == bytes(2 * half)
+    kept = file.read(2)
+    assert kept is not None
+    assert bytes(kept.body) == b"kept"
+    file.close()
+    with pytest.raises(SlotFileError, match="halves of"):
+        SlotFile(path, half_bytes=1024)
 
 
 def _hold(folder: Path, ready: object, done: object) -> None:

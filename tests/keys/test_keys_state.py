@@ -9,7 +9,7 @@ from pathlib import Path
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from keys_support import Clock, abandon, open_service
+from keys_support import Clock, abandon, listed, open_service
 
 from kvrun.keys import KeyLimits, KeyService, SessionKeys
 
@@ -119,8 +119,8 @@ class KeyServiceMachine(RuleBasedStateMachine):
             return
         for keys in self.handles:
             assert keys.destroyed == (keys.salt in self.dead_salts)
-        listed = {(info.tenant, info.session) for info in self.service.sessions()}
-        assert listed == set(self.model)
+        found = {(info.tenant, info.session) for info in listed(self.service)}
+        assert found == set(self.model)
         assert len(self.service._root.epochs()) == 1
         assert len(self.service._handles) <= LIMITS.max_open_handles
 

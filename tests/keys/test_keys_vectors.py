@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from keys_support import Clock, open_service
 
-from kvrun.keys import FileRoot, KeyLimits, KeyService
+from kvrun.keys import FileRoot, KeyLimits, KeyService, RecoveryReport
 
 VECTORS = Path(__file__).parents[1] / "vectors"
 
@@ -60,8 +60,12 @@ def test_the_stored_vector_is_what_the_script_makes(
 def test_files_built_by_hand_open(
     tmp_path: Path, by_hand: ModuleType, vector: dict[str, Any]
 ) -> None:
-    for folder, name in (("root", "root.slots"), ("keys", "keys.slots")):
-        (tmp_path / folder).mkdir(mode=0o700)
+    for folder, name in (
+        ("root", "root.slots"),
+        ("root", "upper.slots"),
+        ("keys", "keys.slots"),
+    ):
+        (tmp_path / folder).mkdir(mode=0o700, exist_ok=True)
         path = tmp_path / folder / name
         path.touch(mode=0o600)
         path.write_bytes(by_hand.file_bytes(vector["files"][name]))
@@ -74,6 +78,7 @@ def test_files_built_by_hand_open(
         now=Clock(vector["now"]),
     )
     assert service.epoch == 3
+    assert service.recovery == RecoveryReport()
     for expected in vector["sessions"]:
         assert service.find("alice", expected["session"]) is not None
         assert facts(service, "alice", expected["session"]) == expected
@@ -94,5 +99,6 @@ def test_a_session_slot_that_the_service_wrote_opens_by_hand(
     service.close()
     root_file = (tmp_path / "root" / "root.slots").read_bytes()
     keys_file = (tmp_path / "keys" / "keys.slots").read_bytes()
-    found = by_hand.open_by_hand(root_file, keys_file)
+    upper_file = (tmp_path / "root" / "upper.slots").read_bytes()
+    found = by_hand.open_by_hand(root_file, upper_file, keys_file)
     assert sorted(found, key=lambda f: f["key_id"]) == sorted(expected, key=lambda f: f["key_id"])

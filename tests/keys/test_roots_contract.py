@@ -10,7 +10,7 @@ from random import Random
 from typing import TypeVar
 
 import pytest
-from keys_support import Clock, LossyDisk, PowerCutError, abandon, open_service
+from keys_support import Clock, LossyDisk, PowerCutError, abandon, listed, open_service
 from root_rigs import FileRig, KeptRig, RootRig
 
 from kvrun.keys import (
@@ -150,6 +150,25 @@ def test_an_old_copy_of_the_folder_brings_keys_back_only_where_it_says_do_not_ba
     except RootError:
         came_back = False
     assert came_back == marked == (root.facts.kind in ("file", "aws_kms"))
+
+
+def test_an_older_key_folder_under_todays_root_opens_the_living_and_nothing_destroyed(
+    lasting: FileRig | KeptRig, tmp_path: Path
+) -> None:
+    service = open_service(tmp_path, root=lasting.open())
+    names = [("alice", "one"), ("alice", "two"), ("bob", "one")]
+    salts = {name: service.acquire(*name).salt for name in names}
+    service.close()
+    shutil.copytree(tmp_path / "keys", tmp_path / "copy")
+    service = open_service(tmp_path, root=lasting.open())
+    service.destroy_session("alice", "one")
+    service.close()
+    shutil.rmtree(tmp_path / "keys")
+    shutil.copytree(tmp_path / "copy", tmp_path / "keys")
+    service = open_service(tmp_path, root=lasting.open())
+    assert {(info.tenant, info.session) for info in listed(service)} == set(names[1:])
+    assert all(service.acquire(*name).salt == salts[name] for name in names[1:])
+    service.close()
 
 
 def test_many_threads_may_use_a_root_while_epochs_change(rig: RootRig) -> None:

@@ -1,13 +1,13 @@
 """A copy of a session's wrapped keys, kept to prove that it opens no more.
 
-It is what a backup of the slot file holds of one session: its record, its tenant's, and those of
-their groups. Erasure makes such copies worthless, so keeping one until that is shown gives nothing
-away that a backup does not.
+It is what a backup holds of one session: its record, its tenant's, and the tables of their slots'
+keys. Erasure makes such copies worthless, so keeping one until that is shown gives nothing away
+that a backup does not.
 """
 
 import base64
+import contextlib
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import msgspec
 
@@ -15,12 +15,13 @@ from kvrun.keys.errors import RootError, SlotFileError, WrapError
 from kvrun.keys.keyring import Keyring
 from kvrun.keys.records import KEY_BYTES, KeyHeader, RecordKind, split_key_record
 from kvrun.keys.ring_entries import SessionEntry
-from kvrun.keys.ring_groups import group_slot
+from kvrun.keys.ring_store import FIRST_TABLE_SLOT, TABLE_SLOTS
+from kvrun.keys.slots import SlotFile
 from kvrun.keys.wrap import OVERHEAD_BYTES, KeyWrapper
 
 
 class WrappedCopy(msgspec.Struct, frozen=True, array_like=True):
-    """One slot's number and its record's body in base64."""
+    """The number of a slot, or of a table, and its record's body in base64."""
 
     slot: int
     body: str
@@ -32,25 +33,26 @@ class KeyCanary(msgspec.Struct, frozen=True, kw_only=True):
     key_id: str
     session: WrappedCopy
     tenant: WrappedCopy
-    groups: list[WrappedCopy]
+    tables: list[WrappedCopy]
 
 
 def take_canary(ring: Keyring, entry: SessionEntry) -> KeyCanary | None:
     """A copy of what stands on disk; None where the slots cannot be read."""
 
-    def copy(slot: int) -> WrappedCopy:
-        record = ring.store.slots.read(slot)
+    def copy(file: SlotFile, slot: int, number: int) -> WrappedCopy:
+        record = file.read(slot)
         if record is None:
             raise SlotFileError(f"slot {slot} is empty")
-        return WrappedCopy(slot, base64.b64encode(bytes(record.body)).decode())
+        return WrappedCopy(number, base64.b64encode(bytes(record.body)).decode())
 
-    tenant = entry.tenant.slot
+    slots, upper, tenant = ring.store.slots, ring.store.upper, entry.tenant.slot
+    tables = {slot // TABLE_SLOTS for slot in (entry.slot, tenant)}
     try:
         return KeyCanary(
             key_id=entry.key_id.hex(),
-            session=copy(entry.slot),
-            tenant=copy(tenant),
-            groups=[copy(slot) for slot in {group_slot(entry.slot), group_slot(tenant)}],
+            session=copy(slots, entry.slot, entry.slot),
+            tenant=copy(slots, tenant, tenant),
+            tables=[copy(upper, FIRST_TABLE_SLOT + number, number) for number in tables],
         )
     except (SlotFileError, OSError):
         return None
@@ -59,8 +61,8 @@ def take_canary(ring: Keyring, entry: SessionEntry) -> KeyCanary | None:
 def canary_opens(ring: Keyring, canary: KeyCanary) -> bool:
     """Whether the copy opens with any key that is left.
 
-    Tried are group keys in memory and, under every epoch key of the root, the copies of group
-    keys; below them the tenant's key as it is now and as it was.
+    Tried are the slots' keys as they are now and, under every epoch key of the root, the copies of
+    them; below them the tenant's key as it is now and as it was.
     """
     store = ring.store
     try:
@@ -69,7 +71,7 @@ def canary_opens(ring: Keyring, canary: KeyCanary) -> bool:
                 if _opens(ring, canary.session, RecordKind.SESSION_KEYS, parent, inner):
                     return True
     finally:
-        store.wipe_payloads()
+        store.wipe_scratch()
     return False
 
 
@@ -80,25 +82,23 @@ def _tenant_wrappers(ring: Keyring, canary: KeyCanary) -> Iterator[KeyWrapper]:
     for entry in ring.tenants():
         if entry.key_id == tenant_id:
             try:
-                ring.groups.read_tenant(entry)
+                ring.slot_keys.read_tenant(entry)
             except (WrapError, SlotFileError, OSError):
                 continue
-            yield ring.groups.tenant_wrapper(entry)
+            yield ring.slot_keys.tenant_wrapper(entry)
     for inner in _outer(ring, canary, canary.tenant, RecordKind.TENANT_KEY):
-        parent = store.deriver.record_wrapper(store.deployment_key, store.deployment_id)
-        if _opens(ring, canary.tenant, RecordKind.TENANT_KEY, parent, inner):
+        if _opens(ring, canary.tenant, RecordKind.TENANT_KEY, ring.slot_keys.top_wrapper(), inner):
             yield store.deriver.record_wrapper(store.tenant_payload[:KEY_BYTES], tenant_id)
 
 
 def _outer(
     ring: Keyring, canary: KeyCanary, copy: WrappedCopy, kind: RecordKind
 ) -> Iterator[bytes]:
-    """What stands below the outer wrap, for each group key that opens it."""
+    """What stands below the outer wrap, for each slot key that opens it."""
     header, wrapped = _record(copy)
     inner = bytearray(len(wrapped) - OVERHEAD_BYTES)
-    for key in _group_keys(ring, canary):
+    for wrapper in _slot_wrappers(ring, canary, copy.slot):
         try:
-            wrapper = KeyWrapper(key, ring.store.random_into)
             wrapper.unwrap_into(ring.store.ring.aad(kind, header), wrapped, memoryview(inner))
         except WrapError:
             continue
@@ -118,41 +118,23 @@ def _opens(
     return True
 
 
-def _group_keys(ring: Keyring, canary: KeyCanary) -> Iterator[memoryview]:
-    """Every group key that may have covered the copies."""
+def _slot_wrappers(ring: Keyring, canary: KeyCanary, slot: int) -> Iterator[KeyWrapper]:
+    """The outer wrap under every key that the slot has or had."""
     store = ring.store
-    for copy in canary.groups:
-        living = ring.groups.get(copy.slot)
-        if living is not None:
-            for made_in in living.made_in_epochs:
-                yield living.secret(made_in)
+    with contextlib.suppress(WrapError, SlotFileError, OSError):
+        yield ring.slot_keys.wrapper(slot)
+    for copy in canary.tables:
+        if copy.slot != slot // TABLE_SLOTS:
+            continue
         header, wrapped = _record(copy)
         for number in store.root.epochs():
-            with _unwrapped(ring, number, header, wrapped) as key:
-                if key is not None:
-                    yield key
-
-
-@contextmanager
-def _unwrapped(
-    ring: Keyring, number: int, header: bytes, wrapped: bytes
-) -> Iterator[memoryview | None]:
-    store = ring.store
-    secret = store.arena.take()
-    try:
-        epoch = store.epoch(number)
-        try:
-            epoch.wrapper.unwrap_into(
-                store.ring.aad(RecordKind.GROUP_KEY, header), wrapped, secret.view
-            )
-        finally:
-            epoch.close()
-    except (WrapError, RootError):
-        yield None
-    else:
-        yield secret.view
-    finally:
-        secret.wipe()
+            store.table_number = -1
+            try:
+                aad = store.ring.aad(RecordKind.SLOT_KEYS, header)
+                store.epoch(number).wrapper.unwrap_into(aad, wrapped, store.table)
+            except (WrapError, RootError):
+                continue
+            yield KeyWrapper(ring.slot_keys.key_in_scratch(slot), store.random_into)
 
 
 def _record(copy: WrappedCopy) -> tuple[bytes, bytes]:

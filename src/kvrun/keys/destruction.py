@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 
 from kvrun.keys.errors import KeyUnavailableError
-from kvrun.keys.hierarchy import prefix_salt, session_ref
+from kvrun.keys.hierarchy import prefix_salt
 from kvrun.keys.keyring import Keyring
 from kvrun.keys.open_handles import OpenHandles
 from kvrun.keys.ring_entries import (
@@ -99,24 +99,23 @@ class Destroyer:
     ) -> list[DestroyedKey]:
         """Destroy entries, each with its reason, in one rotation. The lock is held."""
         # Handles first: from here on nobody can use the keys, whatever happens below.
-        named = list(self._end_handles(sessions))
-        tenant_refs = {entry: self._tenant_ref(entry) for entry in tenants}
+        salts = dict(self._end_handles(sessions))
         evidence = self._ring.destroy(list(sessions), list(tenants))
         destroyed = [
             DestroyedKey(
-                tenant_ref,
-                ref,
+                entry.tenant.ref,
+                entry.ref,
                 entry.generation,
                 entry.key_id.hex(),
-                sessions[entry],
+                reason,
                 evidence,
-                salt,
+                salts[entry],
             )
-            for entry, tenant_ref, ref, salt in named
+            for entry, reason in sessions.items()
         ]
         destroyed += [
-            DestroyedKey(ref, "", 0, entry.key_id.hex(), tenants[entry], evidence)
-            for entry, ref in tenant_refs.items()
+            DestroyedKey(entry.ref, "", 0, entry.key_id.hex(), reason, evidence)
+            for entry, reason in tenants.items()
         ]
         return destroyed
 
@@ -175,45 +174,33 @@ class Destroyer:
                 if not self._doomed[victim]:
                     del self._doomed[victim]
 
-    def _end_handles(
-        self, sessions: Iterable[SessionEntry]
-    ) -> Iterator[tuple[SessionEntry, str, str, str]]:
-        """End the sessions' handles; each with tenant and session pseudonyms and salt."""
+    def _end_handles(self, sessions: Iterable[SessionEntry]) -> Iterator[tuple[SessionEntry, str]]:
+        """End the sessions' handles; each with its salt."""
         closed: dict[TenantEntry, list[SessionEntry]] = {}
         for entry in sessions:
             handle = self._handles.end(entry)
             if handle is not None:
-                yield entry, handle.tenant_ref, handle.session_ref, handle.salt
+                yield entry, handle.salt
             else:
                 closed.setdefault(entry.tenant, []).append(entry)
         for tenant, entries in closed.items():
             try:
                 with self._ring.opening(tenant) as open_session:
-                    found = [(entry, *_names(open_session, entry)) for entry in entries]
+                    found = [(entry, _salt(open_session, entry)) for entry in entries]
             except KeyUnavailableError:
-                found = [(entry, "", "") for entry in entries]
-            ref = self._tenant_ref(tenant)
-            yield from ((entry, ref, session, salt) for entry, session, salt in found)
-
-    def _tenant_ref(self, entry: TenantEntry) -> str:
-        try:
-            return self._ring.tenant_ref(entry)
-        except KeyUnavailableError:
-            return ""
+                found = [(entry, "") for entry in entries]
+            yield from found
 
 
 def _ids(sessions: Sequence[SessionEntry], tenants: Sequence[TenantEntry]) -> list[str]:
     return [entry.key_id.hex() for entry in sessions] + [t.key_id.hex() for t in tenants]
 
 
-def _names(
-    open_session: Callable[[SessionEntry], OpenedSession], entry: SessionEntry
-) -> tuple[str, str]:
-    """A session's pseudonym and salt; empty where it is damaged, and destroyed all the same."""
+def _salt(open_session: Callable[[SessionEntry], OpenedSession], entry: SessionEntry) -> str:
+    """A session's salt; empty where it is damaged, and destroyed all the same."""
     try:
         opened = open_session(entry)
     except KeyUnavailableError:
-        return "", ""
+        return ""
     scope = opened.scope
-    salt = prefix_salt(opened.salt_seed, scope.deployment, scope.tenant, scope.session)
-    return session_ref(opened.name_key, scope), salt
+    return prefix_salt(opened.salt_seed, scope.deployment, scope.tenant, scope.session)

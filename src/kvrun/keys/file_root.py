@@ -47,7 +47,7 @@ class FileRoot(HeldRoot[int]):
         random_into: RandomInto = getrandom,
         io: SlotIO = OS_IO,
     ) -> None:
-        self._folder = folder
+        self._folder: Path = folder
         if not create and not (folder / SLOTS_NAME).exists():
             raise RootError(f"There is no key root in {folder}")
         private_folder(folder, purpose="key root")

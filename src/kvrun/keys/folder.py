@@ -1,10 +1,9 @@
-"""Private folders: mode, ownership lock, and writes that survive a crash."""
+"""Private folders: mode and ownership lock."""
 
 import os
 import stat
 from pathlib import Path
 
-from kvrun.durable import sync_folder
 from kvrun.filelock import FileTakenError, hold_file
 from kvrun.keys.errors import FolderBusyError, FolderPermissionError, KeysError
 
@@ -38,7 +37,13 @@ def private_folder(folder: Path, *, purpose: str) -> None:
     An empty folder that is too open is tightened; one that already holds files is refused,
     because whoever could read it may have done so.
     """
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise FolderPermissionError(
+            f"The {purpose} folder {folder} cannot be made: {error.strerror}",
+            hint=f"Make it for this user, or name another place: install -d -m 700 {folder}",
+        ) from None
     details = folder.stat()
     if not stat.S_ISDIR(details.st_mode):
         raise KeysError(f"The {purpose} folder {folder} is not a folder")
@@ -65,16 +70,3 @@ def check_private_file(path: Path, *, purpose: str) -> None:
             f"The {purpose} file {path} has mode {mode & 0o777:04o}; only 0600 is allowed",
             hint=f"Check who could read it, then: chmod 600 {path}",
         )
-
-
-def write_private_file(path: Path, content: bytes) -> None:
-    """Create ``path`` with mode 0600 and durable content; FileExistsError when it is there."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    rest = memoryview(content)
-    try:
-        while rest:
-            rest = rest[os.write(descriptor, rest) :]
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    sync_folder(path.parent)

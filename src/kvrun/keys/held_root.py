@@ -1,6 +1,7 @@
 """What every root does that holds its root key in locked memory: wrap, unwrap, count epochs."""
 
 import threading
+from pathlib import Path
 from typing import Generic, TypeVar
 
 from kvrun.keys.entropy import RandomInto
@@ -15,10 +16,12 @@ Place = TypeVar("Place")
 class HeldRoot(Generic[Place]):
     """The base of roots. ``key`` is 32 bytes of locked memory that the derived class fills.
 
-    A derived class sets ``_facts``, and takes ``_busy`` around everything that changes something.
+    A derived class sets ``_facts`` and ``_folder``, and takes ``_busy`` around everything that
+    changes something.
     """
 
     _facts: RootFacts
+    _folder: Path | None = None
 
     def __init__(self, key: memoryview, random_into: RandomInto) -> None:
         self._key = key
@@ -30,6 +33,11 @@ class HeldRoot(Generic[Place]):
     def facts(self) -> RootFacts:
         """What this root is."""
         return self._facts
+
+    @property
+    def folder(self) -> Path | None:
+        """See :attr:`Root.folder`."""
+        return self._folder
 
     def wrap(self, context: bytes, secret: memoryview) -> bytes:
         """See :meth:`Root.wrap`."""

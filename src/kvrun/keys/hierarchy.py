@@ -1,7 +1,7 @@
 """Derivations of the key hierarchy: pure functions over keys in locked memory.
 
 root -> workspace key -> deployment key -> tenant key -> session keys, the last two under the key
-of their group, and that under the epoch key. Random keys are wrapped, never derived; what is
+of their slot too, and that under the epoch key. Random keys are wrapped, never derived; what is
 derived here are wrapping keys, look-up tags, pseudonyms and salts.
 """
 
@@ -39,19 +39,22 @@ class RingContext:
         self.workspace = workspace
         self.deployment = deployment
         ring = (keyring_id, workspace.encode("ascii"), deployment.encode("ascii"))
-        self._prefixes = {kind: context(struct.pack(">H", kind), *ring) for kind in RecordKind}
+        prefixes = {kind: context(struct.pack(">H", kind), *ring) for kind in RecordKind}
+        whole, lasting = (struct.pack(">H", size) for size in (HEADER_BYTES, LASTING_BYTES))
+        self._before_whole = {kind: prefix + whole for kind, prefix in prefixes.items()}
+        self._before_lasting = {kind: prefix + lasting for kind, prefix in prefixes.items()}
+
+    def scope(self, tenant: str, session: str) -> SessionScope:
+        """Whose keys a session's are."""
+        return SessionScope(self.workspace, self.deployment, tenant, session)
 
     def aad(self, kind: RecordKind, header: bytes) -> bytes:
         """The AAD of a record's wrap: kind, ring, workspace, deployment, packed header."""
-        return self._prefixes[kind] + prefixed(header)
-
-    def record_prefix(self, kind: RecordKind) -> bytes:
-        """What comes before the packed header in ``aad``."""
-        return self._prefixes[kind] + struct.pack(">H", HEADER_BYTES)
+        return self._before_whole[kind] + header
 
     def inner_aad(self, kind: RecordKind, header: bytes) -> bytes:
         """The AAD of an inner wrap: as ``aad`` with what never changes of the header."""
-        return self._prefixes[kind] + prefixed(header[:LASTING_BYTES])
+        return self._before_lasting[kind] + header[:LASTING_BYTES]
 
 
 class Deriver:
@@ -65,10 +68,10 @@ class Deriver:
         self._scratch = scratch
         self._random_into = random_into
 
-    def group_wrapper(
+    def table_wrapper(
         self, epoch_key: memoryview, epoch: int, deployment_key: memoryview, deployment_id: bytes
     ) -> KeyWrapper:
-        """Wraps the group keys of one epoch."""
+        """Wraps the tables of slot keys of one epoch."""
         info = _EPOCH_LABEL + prefixed(struct.pack(">Q", epoch), deployment_id)
         return self._wrapper(info, epoch_key, deployment_key)
 

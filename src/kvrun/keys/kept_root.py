@@ -59,7 +59,7 @@ class KeptRoot(HeldRoot[KeptEpoch]):
         random_into: RandomInto = getrandom,
         io: SlotIO = OS_IO,
     ) -> None:
-        self._folder = folder
+        self._folder: Path = folder
         self._keeper = keeper
         self._closed = False
         private_folder(folder, purpose="key root")

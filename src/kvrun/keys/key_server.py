@@ -13,16 +13,19 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
 from pathlib import Path
 
+from kvrun.claims.page_owner import page_owner
+from kvrun.keys.daemon_connection import DaemonConnection
 from kvrun.keys.destruction import DestroyedKey
 from kvrun.keys.errors import KeysError, KeyUnavailableError
+from kvrun.keys.greeting import hello_proof, is_signed, welcome_proof
 from kvrun.keys.key_holders import Holder, KeyHolders
 from kvrun.keys.lease import MAX_LEASE_S
 from kvrun.keys.lease_keeper import boottime
 from kvrun.keys.lending import KeyLender
 from kvrun.keys.locked import SecretArena
+from kvrun.keys.metrics import KeyServiceState
 from kvrun.keys.service import KeyService
 from kvrun.keys.stream import PeerProcess, Stream, StreamClosedError
 from kvrun.keys.wire import (
@@ -34,9 +37,9 @@ from kvrun.keys.wire import (
     Acquire,
     Bye,
     Challenge,
+    Cleared,
     Destroy,
     Done,
-    End,
     Ended,
     EpochLives,
     Expire,
@@ -45,7 +48,10 @@ from kvrun.keys.wire import (
     Hello,
     LeaseOver,
     Lent,
+    ListedSessions,
+    ListedTenants,
     ListSessions,
+    ListTenants,
     Living,
     Message,
     Named,
@@ -58,20 +64,19 @@ from kvrun.keys.wire import (
     Rotate,
     Select,
     Selected,
-    SessionPage,
+    Settle,
+    Settled,
     Welcome,
     WireError,
     decode_request,
     failure,
-    hello_proof,
-    welcome_proof,
 )
 from kvrun.unixsocket import listen_privately
 
 _HANDSHAKE_S = 5.0
 _MAX_CONNECTIONS = 64
+_ADOPT_S = 0.2
 _THREADS = 16
-_PAGE = 1000
 _log = logging.getLogger(__name__)
 
 
@@ -112,9 +117,11 @@ class KeyServer:
         self._holders = KeyHolders(strangers_until=strangers_until, clock=clock)
         self._lender = KeyLender(service)
         self._arena = SecretArena(LENT_BYTES, strict=strict_memory)
+        # Renewals need neither: their connection's own thread answers them.
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="kvrun-keys")
+        self._destroying = ThreadPoolExecutor(_THREADS, thread_name_prefix="kvrun-keys-destroy")
         self._lock = threading.Lock()
-        self._connections: set[_Connection] = set()
+        self._connections: set[DaemonConnection] = set()
         self._untold: list[DestroyedKey] = []
         self._listener: socket.socket | None = None
         self._closed = False
@@ -132,6 +139,12 @@ class KeyServer:
                 target=self._take, args=(connection,), name="kvrun-keys-peer", daemon=True
             ).start()
 
+    def state(self) -> KeyServiceState:
+        """How it is now."""
+        with self._lock:
+            daemons = len(self._connections)
+        return KeyServiceState(daemons, self._service.leased, self._service.lease_text)
+
     def expire(self) -> None:
         """Destroy what is idle or too old; whichever daemon asks next puts it on record."""
         self._note(self._service.destroy_expired(), None)
@@ -148,7 +161,9 @@ class KeyServer:
             self._listener.close()
         for connection in connections:
             connection.stream.close()
-        self._pool.shutdown(cancel_futures=True)
+        self._holders.close()
+        for pool in (self._destroying, self._pool):
+            pool.shutdown(cancel_futures=True)
         self._arena.close()
 
     def _take(self, raw: socket.socket) -> None:
@@ -171,8 +186,8 @@ class KeyServer:
         finally:
             stream.release()
 
-    def _greet(self, stream: Stream, process: PeerProcess) -> "_Connection":
-        """Who it is. Raises WireError for somebody who does not show the token."""
+    def _greet(self, stream: Stream, process: PeerProcess) -> DaemonConnection:
+        """Who it is. Raises WireError for somebody who shows no token or no instance key."""
         challenge = Challenge(VERSION, self._random_bytes(NONCE_BYTES), self._id)
         stream.send(challenge)
         hello = decode_request(stream.receive())
@@ -181,18 +196,30 @@ class KeyServer:
         proof = hello_proof(self._token, challenge, hello)
         if not hmac.compare_digest(proof, hello.proof) or len(hello.nonce) != NONCE_BYTES:
             raise WireError("it does not show this deployment's token")
+        if not is_signed(challenge, hello):
+            raise WireError("it does not show the instance key that it names")
         if (hello.workspace, hello.deployment) != self._names:
             raise WireError("it is a daemon of another deployment")
-        connection = _Connection(stream, process, hello.name[:200])
-        # Registered before it is looked at what lives, so that no destruction falls in between.
-        self._holders.prolong(connection.holder, self._clock() + self._lease_s)
-        self._holders.lent(connection.holder, hello.holds)
-        gone = self._lender.adopt(hello.holds)
-        stream.send(Welcome(welcome_proof(self._token, challenge, hello), gone))
-        _log.info("%s is connected", connection.holder.name)
+        connection = DaemonConnection(stream, process, hello)
+        holder = connection.holder
+        with connection.lending:  # it is told of no end before it is welcome
+            # Registered before it is looked at what lives: no destruction falls in between.
+            self._holders.greet(holder, hello.holds, self._clock() + self._lease_s)
+            gone = self._lender.adopt(hello.holds, within_s=_ADOPT_S)
+            stream.send(Welcome(welcome_proof(self._token, challenge, hello), gone or []))
+        self._holders.retell(holder)
+        if gone is None:  # keys are being destroyed; it is told what is gone when that is over
+            self._destroying.submit(self._adopt, holder, hello.holds)
+        _log.info("%s is connected", holder.name)
         return connection
 
-    def _listen_to(self, connection: "_Connection") -> None:
+    def _adopt(self, holder: Holder, key_ids: list[bytes]) -> None:
+        try:
+            self._holders.end(self._lender.adopt(key_ids) or [])
+        except KeysError as error:
+            _log.warning("what %s holds is not known: %s", holder.name, error.message)
+
+    def _listen_to(self, connection: DaemonConnection) -> None:
         with self._lock:
             if self._closed:
                 return
@@ -202,30 +229,36 @@ class KeyServer:
                 request = decode_request(connection.stream.receive())
                 if isinstance(request, Ended):
                     self._holders.confirmed(connection.holder, request.number)
+                elif isinstance(request, Cleared):
+                    self._holders.cleared(connection.holder, request.number, request.pages)
                 elif isinstance(request, Bye):
-                    self._holders.clear(connection.holder)
+                    self._holders.leave(connection.holder)
                     return
                 elif isinstance(request, Hello):
                     raise WireError("a second hello")
+                elif isinstance(request, (Renew, Settle)):
+                    self._answer(connection, request)
                 else:
+                    slow = isinstance(request, (Destroy, Expire, Rotate))
+                    pool = self._destroying if slow else self._pool
                     with contextlib.suppress(RuntimeError):  # it is being closed
-                        self._pool.submit(self._answer, connection, request)
+                        pool.submit(self._answer, connection, request)
         except StreamClosedError:
             _log.info("%s is gone", connection.holder.name)
         finally:
             with self._lock:
                 self._connections.discard(connection)
 
-    def _answer(self, connection: "_Connection", request: Request) -> None:
+    def _answer(self, connection: DaemonConnection, request: Request) -> None:
         call = getattr(request, "call", 0)
         try:
             try:
                 if isinstance(request, Acquire):
                     self._lend(connection, request)
-                elif isinstance(request, ListSessions):
-                    self._list(connection, call)
                 elif isinstance(request, Renew):
                     self._renew(connection, request)
+                elif isinstance(request, Settle):
+                    self._settle(connection, request)
                 else:
                     connection.stream.send(self._done(connection, request))
             except StreamClosedError:
@@ -239,7 +272,7 @@ class KeyServer:
         except StreamClosedError:
             _log.info("%s did not get its answer", connection.holder.name)
 
-    def _lend(self, connection: "_Connection", request: Acquire) -> None:
+    def _lend(self, connection: DaemonConnection, request: Acquire) -> None:
         secret = self._arena.take()
         try:
             # An end of these keys is told after they were sent, never before.
@@ -269,13 +302,7 @@ class KeyServer:
             secret.wipe()
         self._note(self._service.destroyed_by_use(), None)
 
-    def _list(self, connection: "_Connection", call: int) -> None:
-        sessions = self._service.sessions()
-        while rows := list(islice(sessions, _PAGE)):
-            connection.stream.send(SessionPage(call, rows, False))
-        connection.stream.send(SessionPage(call, [], True))
-
-    def _done(self, connection: "_Connection", request: Request) -> Message:
+    def _done(self, connection: DaemonConnection, request: Request) -> Message:
         service, selection = self._service, self._service.selection
         match request:
             case Select(call, tenants, session):
@@ -285,8 +312,12 @@ class KeyServer:
                 return Names(call, sorted(selection.ids_of(refs)))
             case Living(call, key_ids):
                 return Names(call, selection.living(key_ids))
-            case Destroy(call, key_ids):
-                return self._destroyed(connection, call, key_ids)
+            case ListTenants(call, tenants_asked):
+                return ListedTenants(call, service.listing.tenants(tenants_asked))
+            case ListSessions(call, sessions_asked):
+                return ListedSessions(call, service.listing.sessions(sessions_asked))
+            case Destroy():
+                return self._destroyed(connection, request)
             case Expire(call, only_told):
                 if not only_told:
                     self._note(service.destroy_expired(), connection.holder)
@@ -305,11 +336,11 @@ class KeyServer:
                 return Done(call, True)
         raise WireError(f"a {type(request).__name__} is no request")
 
-    def _renew(self, connection: "_Connection", request: Renew) -> None:
+    def _renew(self, connection: DaemonConnection, request: Renew) -> None:
         """A lease never outlasts ours at the root."""
         service = self._service
         self._lender.used(request.used, self._now())
-        with connection.lending:  # and none is granted after its end was told
+        with connection.leasing:  # none is granted after its end was told
             granted = min(self._lease_s, service.lease_left_s)
             if granted <= 0:
                 raise KeyUnavailableError(service.lease_text)
@@ -319,16 +350,26 @@ class KeyServer:
             )
             connection.stream.send(Renewed(request.call, granted, facts))
 
-    def _destroyed(self, connection: "_Connection", call: int, key_ids: list[str]) -> Gone:
-        keys = self._service.destroy_keys(key_ids)
+    def _destroyed(self, connection: DaemonConnection, request: Destroy) -> Gone:
+        keys = self._service.destroy_keys(request.key_ids)
         # Also what an earlier try destroyed, whose end nobody may have confirmed.
-        gone = {bytes.fromhex(key_id) for key_id in (*key_ids, *(key.key_id for key in keys))}
+        ids = {*request.key_ids, *(key.key_id for key in keys)}
+        gone = {bytes.fromhex(key_id) for key_id in ids}
         self._lender.forget(gone)
-        asked = self._holders.end(gone, but=connection.holder)
-        unconfirmed = self._holders.wait(asked)
+        told = self._holders.end(
+            gone, but=connection.holder, erasure=request.erasure, owners=request.owners
+        )
         with connection.lending:
             # It lets go of them once more when it hears this: after any that were on their way.
-            return Gone(call, keys, unconfirmed)
+            return Gone(request.call, keys, told)
+
+    def _settle(self, connection: DaemonConnection, request: Settle) -> None:
+        self._holders.settle(
+            request.erasure,
+            request.daemons,
+            request.pages_within_s,
+            lambda states: connection.say(Settled(request.call, states)),
+        )
 
     def _note(self, keys: Iterable[DestroyedKey], but: Holder | None) -> None:
         """Have everybody let go of keys that were too old, and tell it to whoever asks next."""
@@ -336,7 +377,8 @@ class KeyServer:
         if found:
             gone = [bytes.fromhex(key.key_id) for key in found]
             self._lender.forget(gone)
-            self._holders.end(gone, but=but)
+            owners = [page_owner(key.salt) for key in found if key.salt]
+            self._holders.end(gone, but=but, owners=owners)
             with self._lock:
                 self._untold += found
 
@@ -345,25 +387,5 @@ class KeyServer:
         with self._lock:
             connections = list(self._connections)
         for connection in connections:
-            try:
-                with connection.lending:
-                    connection.stream.send(LeaseOver(reason))
-            except StreamClosedError:
-                _log.info("%s will see its lease end", connection.holder.name)
-
-
-class _Connection:
-    """A daemon."""
-
-    def __init__(self, stream: Stream, process: PeerProcess, name: str) -> None:
-        self.stream = stream
-        self.lending = threading.Lock()
-        self.holder = Holder(f"{name} (process {process.pid})", self._tell, lambda: process.ended)
-
-    def _tell(self, number: int, key_ids: list[bytes]) -> bool:
-        with self.lending:
-            try:
-                self.stream.send(End(number, key_ids))
-            except StreamClosedError:
-                return False
-            return True
+            with connection.leasing:
+                connection.say(LeaseOver(reason))

@@ -1,15 +1,14 @@
 """The durable key ring of one deployment: create, find, open, destroy, rotate, recover.
 
 Destroying is: tombstone the slot (durable: from here on the key is gone) -> zero the key's half
-and read it back -> new epoch key, new keys for the victims' groups, survivors moved, old epoch key
-destroyed -> free the slot. Each step is synced before the next, and opening the folder finishes
-what a crash cut short.
+and read it back -> new epoch key, new keys for the victims' slots, all slots' keys moved under it,
+old epoch key destroyed -> free the slot. Each step is synced before the next, and opening the
+folder finishes what a crash cut short.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import groupby
 from pathlib import Path
 
 from kvrun.keys.entropy import RandomInto, getrandom
@@ -23,7 +22,7 @@ from kvrun.keys.errors import (
     WrapError,
 )
 from kvrun.keys.folder import FolderLock, private_folder
-from kvrun.keys.hierarchy import SessionScope, tenant_ref
+from kvrun.keys.hierarchy import session_ref, tenant_ref
 from kvrun.keys.records import (
     KEY_BYTES,
     KeyringState,
@@ -42,11 +41,11 @@ from kvrun.keys.ring_entries import (
     session_header,
     tenant_header,
 )
-from kvrun.keys.ring_groups import GroupKeys, group_slot
 from kvrun.keys.ring_recovery import recover
 from kvrun.keys.ring_rotation import rotate
-from kvrun.keys.ring_store import EpochKeys, RingStore
+from kvrun.keys.ring_store import RingStore
 from kvrun.keys.root import EpochEvidence, Root, RotatableRoot
+from kvrun.keys.slot_keys import SlotKeys
 from kvrun.keys.slots import OS_IO, SlotIO
 
 SLOTS_NAME = "keys.slots"
@@ -94,25 +93,30 @@ class Keyring:
         self._state: KeyringState = found.state
         self._state_slot = found.state_slot
         self._generation = found.generation
-        self._groups: GroupKeys = found.groups
+        self._slot_keys: SlotKeys = found.slot_keys
         self._tenants: dict[bytes, TenantEntry] = found.tenants
-        self._epoch: EpochKeys = found.epoch
+        self._sessions = {entry.key_id: entry for entry in found.sessions.values()}
         self.recovery: RecoveryReport = found.report
 
     @property
     def store(self) -> RingStore:
-        """The slot file, root and upper keys below this ring."""
+        """The slot files, root and upper keys below this ring."""
         return self._store
 
     @property
     def epoch(self) -> int:
         """Number of the live epoch."""
-        return self._epoch.epoch
+        return self._state.epoch
 
     @property
-    def groups(self) -> GroupKeys:
-        """The keys of the groups of slots."""
-        return self._groups
+    def slot_keys(self) -> SlotKeys:
+        """The keys of the slots."""
+        return self._slot_keys
+
+    @property
+    def by_tag(self) -> Mapping[bytes, TenantEntry]:
+        """Every tenant with a key, by tag, as it changes."""
+        return self._tenants
 
     def tenants(self) -> list[TenantEntry]:
         """Every tenant with a key."""
@@ -120,17 +124,20 @@ class Keyring:
 
     def sessions(self) -> list[SessionEntry]:
         """Every session with a key."""
-        # By group: there are far fewer of them than tenants.
-        return [entry for group in self._groups for entry in group.sessions.values()]
+        return list(self._sessions.values())
+
+    def session_of(self, key_id: bytes) -> SessionEntry | None:
+        """The session whose key has that id."""
+        return self._sessions.get(key_id)
 
     @property
     def session_count(self) -> int:
         """Number of sessions with a key."""
-        return sum(len(group.sessions) for group in self._groups)
+        return len(self._sessions)
 
     def find_tenant(self, tenant: str) -> TenantEntry | None:
         """The tenant, if it has a key."""
-        self._check()
+        self.check()
         return self._tenants.get(self._store.tags.tenant_tag(tenant))
 
     def find(self, tenant: str, session: str) -> SessionEntry | None:
@@ -142,47 +149,53 @@ class Keyring:
 
     def create(self, tenant: str, session: str, now: float) -> SessionEntry:
         """Random keys for a session that has none; durable when this returns."""
-        self._check()
+        self.check()
         store = self._store
         owner = self.find_tenant(tenant)
+        taken: list[int] = []
         try:
-            slot = store.slots.take_free()
-            tenant_slot = store.slots.take_free() if owner is None else owner.slot
+            for _ in range(1 if owner else 2):
+                taken.append(store.slots.take_free())
+                self._slot_keys.reserve(taken[-1])
         except OSError as error:
+            store.slots.give_back(taken)
             raise KeyUnavailableError(
                 f"No room for a new key in {store.slots.path}: {error.strerror}"
             ) from error
+        slot, tenant_slot = taken[0], owner.slot if owner else taken[1]
         with self._changing("creating a session key"):
+            for one in (slot, tenant_slot):
+                self._slot_keys.ensure(one, store.epoch(self.epoch), microseconds(now))
             if owner is None:
                 owner = self._create_tenant(tenant_slot, tenant, now)
             else:
-                self._groups.read_tenant(owner)
-            tag = store.tags.session_tag(tenant, session)
+                self._slot_keys.read_tenant(owner)
+            payload = store.session_payload
+            store.random_into(payload[: 3 * KEY_BYTES])
+            put_name(payload[3 * KEY_BYTES :], session)
+            name_key = payload[2 * KEY_BYTES : 3 * KEY_BYTES]
             entry = SessionEntry(
                 slot=slot,
                 tenant=owner,
                 key_id=store.random_id(),
-                tag=tag,
+                tag=store.tags.session_tag(tenant, session),
+                ref=session_ref(name_key, store.ring.scope(tenant, session)),
                 generation=self._next_generation(),
                 created=now,
                 used=now,
                 used_on_disk=now,
             )
-            payload = store.session_payload
-            store.random_into(payload[: 3 * KEY_BYTES])
-            put_name(payload[3 * KEY_BYTES :], session)
-            group = self._groups.ensure(slot, self._epoch, microseconds(now))
-            self._groups.write_record(
+            self._slot_keys.write_record(
                 slot,
                 RecordKind.SESSION_KEYS,
-                session_header(entry, group.made_in),
-                self._groups.tenant_wrapper(owner),
+                session_header(entry, self._slot_keys.made_in(slot)),
+                self._slot_keys.tenant_wrapper(owner),
                 payload,
             )
             store.slots.sync()
+            store.write_mark()  # after it, so that no mark is beyond what a power cut leaves
             self._tenants[owner.tag] = owner
-            self._groups.of(owner.slot).tenants[owner.slot] = owner
-            owner.sessions[tag] = group.sessions[slot] = entry
+            owner.sessions[entry.tag] = self._sessions[entry.key_id] = entry
             return entry
 
     @contextmanager
@@ -197,36 +210,31 @@ class Keyring:
     @contextmanager
     def opening(self, owner: TenantEntry) -> Iterator[Callable[[SessionEntry], OpenedSession]]:
         """Opens sessions of one tenant, one after the other; raises as ``opened``."""
-        store, ring = self._store, self._store.ring
+        store = self._store
         try:
-            tenant, ref = self._tenant_names(owner)
-            parent = self._groups.tenant_wrapper(owner)
+            tenant = self._tenant_name(owner)
+            parent = self._slot_keys.tenant_wrapper(owner)
 
             def open_session(entry: SessionEntry) -> OpenedSession:
                 try:
-                    self._groups.read_session(entry, parent)
+                    self._slot_keys.read_session(entry, parent)
                 except (WrapError, SlotFileError, OSError) as error:
                     raise KeyUnavailableError(f"A session key does not open: {error}") from error
                 payload = store.session_payload
-                session = get_name(payload[3 * KEY_BYTES :])
-                scope = SessionScope(ring.workspace, ring.deployment, tenant, session)
+                scope = store.ring.scope(tenant, get_name(payload[3 * KEY_BYTES :]))
                 keys = (payload[at : at + KEY_BYTES] for at in range(0, 3 * KEY_BYTES, KEY_BYTES))
-                return OpenedSession(scope, ref, *keys)
+                return OpenedSession(scope, owner.ref, *keys)
 
             yield open_session
         finally:
-            store.wipe_payloads()
+            store.wipe_scratch()
 
-    def tenant_ref(self, entry: TenantEntry) -> str:
-        """The tenant's pseudonym; KeyUnavailableError when its slot does not open."""
-        return self.tenant_names(entry)[1]
-
-    def tenant_names(self, entry: TenantEntry) -> tuple[str, str]:
-        """The tenant's id and pseudonym; KeyUnavailableError when its slot does not open."""
+    def tenant_name(self, entry: TenantEntry) -> str:
+        """The tenant's id; KeyUnavailableError when its slot does not open."""
         try:
-            return self._tenant_names(entry)
+            return self._tenant_name(entry)
         finally:
-            self._store.wipe_payloads()
+            self._store.wipe_scratch()
 
     def destroy(
         self, sessions: Sequence[SessionEntry], tenants: Sequence[TenantEntry] = ()
@@ -277,16 +285,14 @@ class Keyring:
         if not entries:
             return
         with self._changing("writing last use"):
-            for slot, members in groupby(sorted(entries, key=_slot), lambda e: group_slot(e.slot)):
-                self._groups.rewrap(self._groups.of(slot), list(members))
+            for entry in sorted(entries, key=_slot):  # so that each table is opened once
+                self._slot_keys.write_use(entry)
             self._store.slots.sync()
 
     def put_away(self) -> None:
         """Zero every key in memory; until ``take_up`` nothing can be opened or changed."""
         if not self._away:
             self._away = True
-            self._groups.put_away()
-            self._epoch.close()
             self._store.put_away()
 
     def take_up(self) -> None:
@@ -295,19 +301,17 @@ class Keyring:
             return
         try:
             self._store.take_up()
-            epochs = {n: self._store.epoch(n) for n in self._groups.epochs() or {self.epoch}}
-            try:
-                self._groups.take_up(epochs)
-                kept = epochs.pop(self.epoch, self._epoch)
-            finally:
-                # While a rotation is not over, groups may be under the next epoch already.
-                for keys in epochs.values():
-                    keys.close()
         except BaseException:
-            self._groups.put_away()
             self._store.put_away()
             raise
-        self._epoch, self._away = kept, False
+        self._away = False
+
+    def check(self) -> None:
+        """Raises KeyUnavailableError while nothing can be opened or changed."""
+        if self._failure is not None:
+            raise KeyUnavailableError(f"Keys cannot be used: {self._failure}")
+        if self._away:
+            raise KeyUnavailableError("Keys cannot be used: the key root did not confirm them")
 
     def close(self) -> None:
         """Zero every key in memory and let the folder go."""
@@ -316,50 +320,45 @@ class Keyring:
         self._lock.close()
 
     def _rotate(self) -> EpochEvidence:
-        """A new epoch, with new keys for the groups of the tombstones, which are freed."""
-        slots = self._unfinished or []
-        renewed = {group_slot(slot) for slot in slots}
-        rotation = rotate(self._store, self._epoch, self._groups, renewed)
-        self._epoch = rotation.epoch
-        self._drop(rotation.lost)
-        self._store.slots.erase(slots)
+        """A new epoch, with new keys for the slots of the tombstones, which are freed."""
+        slots, store = self._unfinished or [], self._store
+        evidence = rotate(store, self._slot_keys, self.epoch, slots)
+        self._state = replace(self._state, epoch=self.epoch + 1)
+        store.write_state(self._state, self._state_slot)
+        store.slots.erase(slots)
         self._unfinished = None
-        return rotation.evidence
+        return evidence
 
     def _drop(self, entries: Sequence[TenantEntry | SessionEntry]) -> None:
         """Take entries out of the index."""
         for entry in entries:
-            group = self._groups.of(entry.slot)
             if isinstance(entry, TenantEntry):
                 self._tenants.pop(entry.tag, None)
-                group.tenants.pop(entry.slot, None)
             else:
                 entry.tenant.sessions.pop(entry.tag, None)
-                group.sessions.pop(entry.slot, None)
+                self._sessions.pop(entry.key_id, None)
 
-    def _tenant_names(self, entry: TenantEntry) -> tuple[str, str]:
-        """As ``tenant_names``; the tenant's key is in the store's scratch afterwards."""
-        self._check()
-        payload, ring = self._store.tenant_payload, self._store.ring
+    def _tenant_name(self, entry: TenantEntry) -> str:
+        """As ``tenant_name``; the tenant's key is in the store's scratch afterwards."""
+        self.check()
         try:
-            self._groups.read_tenant(entry)
-            name = get_name(payload[KEY_BYTES:])
-            return name, tenant_ref(payload[:KEY_BYTES], ring.workspace, ring.deployment, name)
+            self._slot_keys.read_tenant(entry)
+            return get_name(self._store.tenant_payload[KEY_BYTES:])
         except (WrapError, SlotFileError, OSError) as error:
             raise KeyUnavailableError(f"A tenant key does not open: {error}") from error
 
     def _create_tenant(self, slot: int, tenant: str, now: float) -> TenantEntry:
-        store = self._store
-        entry = TenantEntry(slot, store.random_id(), store.tags.tenant_tag(tenant), now, now)
-        store.random_into(store.tenant_payload[:KEY_BYTES])
-        put_name(store.tenant_payload[KEY_BYTES:], tenant)
-        group = self._groups.ensure(slot, self._epoch, microseconds(now))
-        self._groups.write_record(
+        store, ring, payload = self._store, self._store.ring, self._store.tenant_payload
+        store.random_into(payload[:KEY_BYTES])
+        put_name(payload[KEY_BYTES:], tenant)
+        ref = tenant_ref(payload[:KEY_BYTES], ring.workspace, ring.deployment, tenant)
+        entry = TenantEntry(slot, store.random_id(), store.tags.tenant_tag(tenant), ref, now, now)
+        self._slot_keys.write_record(
             slot,
             RecordKind.TENANT_KEY,
-            tenant_header(entry, store.deployment_id, group.made_in),
-            store.deriver.record_wrapper(store.deployment_key, store.deployment_id),
-            store.tenant_payload,
+            tenant_header(entry, store.deployment_id, self._slot_keys.made_in(slot)),
+            self._slot_keys.top_wrapper(),
+            payload,
         )
         return entry
 
@@ -368,18 +367,13 @@ class Keyring:
         if self._generation > self._state.generation_mark:
             mark = self._generation + GENERATIONS_AT_ONCE
             self._state = replace(self._state, generation_mark=mark)
-            self._store.slots.write(self._state_slot, RecordKind.STATE, self._state.pack())
+            self._store.write_state(self._state, self._state_slot)
+            self._store.upper.sync()
         return self._generation
-
-    def _check(self) -> None:
-        if self._failure is not None:
-            raise KeyUnavailableError(f"Keys cannot be used: {self._failure}")
-        if self._away:
-            raise KeyUnavailableError("Keys cannot be used: the key root did not confirm them")
 
     @contextmanager
     def _changing(self, what: str) -> Iterator[None]:
-        self._check()
+        self.check()
         try:
             if self._unfinished is not None:
                 self._rotate()
@@ -391,7 +385,7 @@ class Keyring:
             self._failure = f"{what} failed ({error}); the key folder must be opened again"
             raise KeyUnavailableError(f"Keys cannot be used: {self._failure}") from error
         finally:
-            self._store.wipe_payloads()
+            self._store.wipe_scratch()
 
 
 def _slot(entry: SessionEntry) -> int:

@@ -47,11 +47,11 @@ class KeyLender:
             service.settle(tenant, session)
         elif service.is_doomed(tenant, session):
             return None
-        with service._lock:
+        with service.ring() as ring:
             entry = service.entry(tenant, session, create=create)
             if entry is None:
                 return None
-            with service._ring.opened(entry) as opened:
+            with ring.opened(entry) as opened:
                 for number, key in enumerate((opened.dek, opened.salt_seed, opened.name_key)):
                     out[number * KEY_BYTES : (number + 1) * KEY_BYTES] = key
                 ref = opened.tenant_ref
@@ -71,11 +71,18 @@ class KeyLender:
         for key_id in key_ids:
             self._lent.pop(key_id, None)
 
-    def adopt(self, key_ids: Iterable[bytes]) -> list[bytes]:
-        """Note keys that a daemon has from before; those of them that exist no more."""
-        service = self._service
-        with service._lock:
-            living = {entry.key_id: entry for entry in service._ring.sessions()}
+    def adopt(
+        self, key_ids: Iterable[bytes], *, within_s: float | None = None
+    ) -> list[bytes] | None:
+        """Note keys that a daemon has from before; those of them that exist no more.
+
+        None where keys are being destroyed for longer than ``within_s``, and nobody could look.
+        """
         found = list(key_ids)
-        self._lent.update({key_id: living[key_id] for key_id in found if key_id in living})
+        if not found:
+            return []
+        living = self._service.living(found, within_s=within_s)
+        if living is None:
+            return None
+        self._lent.update(living)
         return [key_id for key_id in found if key_id not in living]

@@ -23,3 +23,12 @@ class KeyLimits:
         if self.idle_timeout_s is not None and now - used >= self.idle_timeout_s:
             return "idle"
         return ""
+
+    def expires_at(self, created: float, used: float) -> float:
+        """When such a key is too old, in seconds since 1970; 2^53 for never."""
+        ends = [float(2**53)]
+        if self.absolute_timeout_s is not None:
+            ends.append(created + self.absolute_timeout_s)
+        if self.idle_timeout_s is not None:
+            ends.append(used + self.idle_timeout_s)
+        return min(ends)

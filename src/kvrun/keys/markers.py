@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from kvrun.keys.folder import write_private_file
+from kvrun.durable import write_private_file
 
 
 def mark_do_not_back_up(folder: Path) -> None:

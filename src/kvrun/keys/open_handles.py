@@ -35,10 +35,6 @@ class OpenHandles:
         """The session's handle if it is kept ready; from any thread, without a lock."""
         return self._ready.get((tenant, session))
 
-    def is_alive(self, entry: SessionEntry) -> bool:
-        """Whether anyone holds a handle of the session."""
-        return entry.key_id in self._alive
-
     def of(self, entry: SessionEntry) -> SessionKeys:
         """The session's handle. Raises KeyUnavailableError when its slot does not open."""
         handle = self._alive.get(entry.key_id)

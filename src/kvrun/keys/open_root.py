@@ -24,6 +24,7 @@ from kvrun.keys.kept_root import KeptRoot, claim_of
 from kvrun.keys.memory_root import MemoryRoot
 from kvrun.keys.openbao import OpenBaoKeeper
 from kvrun.keys.root import Root
+from kvrun.keys.root_place import file_root_folder
 from kvrun.keys.secret_source import SecretSource
 
 
@@ -44,9 +45,8 @@ def open_root(
     if isinstance(address, MemoryAddress):
         return MemoryRoot(strict=strict)
     if isinstance(address, FileAddress):
-        return FileRoot(
-            data_dir / address.folder, strict=strict, snapshot_retention_days=snapshot_days
-        )
+        folder = file_root_folder(address, data_dir)
+        return FileRoot(folder, strict=strict, snapshot_retention_days=snapshot_days)
     keeper = _open_keeper(settings, environ)
     try:
         return KeptRoot(
@@ -75,7 +75,7 @@ def probe_root(
     if isinstance(address, MemoryAddress):
         return ClaimClass.CRYPTOGRAPHIC, "keys only in memory"
     if isinstance(address, FileAddress):
-        disk = filesystem_facts(_nearest(data_dir / address.folder))
+        disk = filesystem_facts(_nearest(file_root_folder(address, data_dir)))
         return disk.claim, disk.reason
     keeper = _open_keeper(settings, environ)
     try:

@@ -7,22 +7,35 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from kvrun.config import KvrunConfig
+from kvrun.config.layout import storage_prefix
 from kvrun.errors import KvrunError
-from kvrun.keys.errors import RootError
+from kvrun.keys.daemon_state import Pages
+from kvrun.keys.errors import KeysError, KeyUnavailableError, RootError
 from kvrun.keys.filesystem import ClaimClass
 from kvrun.keys.key_server import KeyServer
+from kvrun.keys.keyring import SLOTS_NAME
 from kvrun.keys.limits import KeyLimits
+from kvrun.keys.metrics import KeyServiceMetrics
 from kvrun.keys.open_root import open_root as open_key_root
 from kvrun.keys.remote import RemoteKeys
+from kvrun.keys.ring_store import UPPER_NAME
 from kvrun.keys.root import Root
 from kvrun.keys.service import KeyService
 from kvrun.keys.service_token import make_token
+from kvrun.keys.session import SessionKeys
+from kvrun.keys.signing import KeyPurpose, SigningRing
+from kvrun.keys.slot_copies import COPIED_NAME, ServiceSlots, SlotCopies, fetch_slots
 from kvrun.keys.source import SessionKeySource
+from kvrun.storage import Patience, Storage, open_storage
+from kvrun.telemetry.endpoint import serving
 
 _EXPIRY_EVERY_S = 30.0
+_COPYING = Patience(request_s=10.0, connect_s=2.0, retries=0, retry_s=1.0)
 _log = logging.getLogger(__name__)
 
 
@@ -53,26 +66,59 @@ def open_root(config: KvrunConfig) -> Root:
     return root
 
 
-def open_keys(config: KvrunConfig, name: str) -> SessionKeySource:
-    """The keys for an instance called ``name``; the caller closes them. Raises KeysError."""
+def open_keys(config: KvrunConfig, name: str, *, has_engines: bool = False) -> SessionKeySource:
+    """The keys for an instance called ``name``; the caller closes them. Raises KeysError.
+
+    One that ``has_engines`` confirms no pages of destroyed keys until ``on_taken`` is set.
+    """
     if config.keys.mode == "service":
+        ring = SigningRing(config.layout.signing_keys, now=time.time)
         return RemoteKeys(
             config.key_socket,
             workspace=config.deployment.workspace,
             deployment=config.deployment.name,
             name=name,
             limits=key_limits(config),
+            instance_key=_instance_key(ring),
             lease_s=config.keys.lease_s,
             strict_memory=config.deployment.strict,
+            on_taken=_unconfirmed if has_engines else _without_engines,
         )
     return open_service(config)
 
 
+def _unconfirmed(
+    _keys: Sequence[SessionKeys], _owners: Sequence[bytes], _tell: Callable[[Pages], None]
+) -> None:
+    """Engines may run since before this process."""
+
+
+def _without_engines(
+    _keys: Sequence[SessionKeys], _owners: Sequence[bytes], tell: Callable[[Pages], None]
+) -> None:
+    tell(Pages())
+
+
+def _instance_key(ring: SigningRing) -> Ed25519PrivateKey:
+    try:
+        return ring.load_or_create(KeyPurpose.INSTANCE).private_key
+    except OSError as error:
+        raise KeyUnavailableError(
+            f"the instance key in {ring.folder} cannot be read: {error.strerror}"
+        ) from None
+
+
 def open_service(config: KvrunConfig) -> KeyService:
     """The key folder and root of the configuration, in this process. Raises KeysError."""
+    root = open_root(config)
+    try:
+        _require_fetched(config, root)
+    except KeysError:
+        root.close()
+        raise
     return KeyService.open(
         config.layout.keys,
-        open_root(config),
+        root,
         strict_memory=config.deployment.strict,
         workspace=config.deployment.workspace,
         deployment=config.deployment.name,
@@ -82,28 +128,81 @@ def open_service(config: KvrunConfig) -> KeyService:
     )
 
 
-def serve_keys(config: KvrunConfig) -> None:
-    """Be the deployment's key service until SIGTERM or SIGINT. Raises KvrunError."""
-    if config.keys.mode != "service":
-        raise RootError(
-            "this deployment's daemon has its keys itself",
-            hint='Say keys.mode = "service" in its configuration, and restart the daemon.',
+def _require_fetched(config: KvrunConfig, root: Root) -> None:
+    """What an older key file lacks counts as destroyed, and an empty folder lacks everything."""
+    upper = None if root.folder is None else root.folder / UPPER_NAME
+    if not config.object_tier or upper is None or not upper.exists():
+        return
+    if not (config.layout.keys / SLOTS_NAME).exists():
+        raise KeysError(
+            f"{config.layout.keys} is empty while the root has keys: a start would destroy them",
+            hint="`kvrun keys fetch` brings the newest copy from Storage. To start with a cold "
+            f"cache instead, remove {upper}",
         )
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
-    with _serving(config) as server:
-        while not stop.wait(_EXPIRY_EVERY_S):
-            try:
-                server.expire()
-            except KvrunError as error:
-                _log.warning("keys that are too old wait: %s", error.message)
 
 
 @contextlib.contextmanager
-def _serving(config: KvrunConfig) -> Iterator[KeyServer]:
+def copying_slots(config: KvrunConfig, keys: SessionKeySource) -> Iterator[SlotCopies | None]:
+    """Keep a copy of the key slots in Storage beside the packs that they open, where there are any.
+
+    Only for keys that are in this process, with a root that outlives it. Ends with a last copy;
+    ``keys`` are closed after it.
+    """
+    here = isinstance(keys, KeyService) and keys.root_facts.persistent
+    if not config.object_tier or not here:
+        yield None
+        return
+    assert isinstance(keys, KeyService)
+    workspace, deployment = config.deployment.workspace, config.deployment.name
+    copies = SlotCopies(
+        ServiceSlots(keys, workspace, deployment),
+        _storage(config),
+        copies_folder(workspace, deployment),
+        config.layout.keys / COPIED_NAME,
+    )
+    copies.start()
+    try:
+        yield copies
+    finally:
+        copies.close()
+
+
+def fetch_keys(config: KvrunConfig) -> str:
+    """Bring the newest copy of the key slots from Storage into the empty key folder; its name.
+
+    Raises KvrunError.
+    """
+    if not config.object_tier:
+        raise KeysError(
+            "nothing of this deployment is in an object store",
+            hint="storage.url names the store that the deployment had.",
+        )
+    workspace, deployment = config.deployment.workspace, config.deployment.name
+    folder = copies_folder(workspace, deployment)
+    with contextlib.closing(open_root(config)) as root:
+        return fetch_slots(
+            _storage(config), folder, config.layout.keys, root, workspace, deployment
+        )
+
+
+def copies_folder(workspace: str, deployment: str) -> str:
+    """Where the copies of a deployment's key slots are in Storage."""
+    return f"{storage_prefix(workspace, deployment)}/keys"
+
+
+def _storage(config: KvrunConfig) -> Storage:
+    assert config.storage.url is not None
+    return open_storage(config.storage.url, config.storage.options, _COPYING)
+
+
+@contextlib.contextmanager
+def serving_keys(config: KvrunConfig) -> Iterator[KeyServer]:
+    """The deployment's key service, in this process. Raises KvrunError."""
     config.layout.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with contextlib.closing(open_service(config)) as service:
+    with (
+        contextlib.closing(open_service(config)) as service,
+        copying_slots(config, service),
+    ):
         path = config.key_socket
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         server = KeyServer(
@@ -122,3 +221,30 @@ def _serving(config: KvrunConfig) -> Iterator[KeyServer]:
             server.close()
             thread.join(timeout=5.0)
             path.unlink(missing_ok=True)
+
+
+def metrics_of(config: KvrunConfig, server: KeyServer) -> KeyServiceMetrics:
+    """What the deployment's key service says of itself."""
+    return KeyServiceMetrics(server.state, config.deployment.workspace, config.deployment.name)
+
+
+def serve_keys(config: KvrunConfig) -> None:
+    """Be the deployment's key service until SIGTERM or SIGINT. Raises KvrunError."""
+    if config.keys.mode != "service":
+        raise RootError(
+            "this deployment's daemon has its keys itself",
+            hint='Say keys.mode = "service" in its configuration, and restart the daemon.',
+        )
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    port, socket_file = config.keys.metrics_port, config.keys.metrics_socket
+    with (
+        serving_keys(config) as server,
+        serving(metrics_of(config, server).probes, port=port, socket_file=socket_file),
+    ):
+        while not stop.wait(_EXPIRY_EVERY_S):
+            try:
+                server.expire()
+            except KvrunError as error:
+                _log.warning("keys that are too old wait: %s", error.message)

@@ -17,7 +17,10 @@ SESSION_PAYLOAD_BYTES = 3 * KEY_BYTES + 1 + MAX_NAME_BYTES
 
 
 class RecordKind(IntEnum):
-    """Kinds in ``keys.slots``; 16 and up belong to the file root."""
+    """Kinds in ``keys.slots`` and ``upper.slots``; 16 and up belong to roots.
+
+    Kind 7 was a group key of an earlier format.
+    """
 
     STATE = 1
     WORKSPACE_KEY = 2
@@ -25,16 +28,17 @@ class RecordKind(IntEnum):
     TENANT_KEY = 4
     SESSION_KEYS = 5
     TOMBSTONE = 6
-    GROUP_KEY = 7
+    SLOT_KEYS = 8
+    MARK = 9
 
 
 @dataclass(frozen=True, slots=True)
 class KeyHeader:
     """The readable 64 bytes before a wrap, all of them authenticated by it.
 
-    ``epoch`` of a group key is the one it is wrapped under, and its ``made_in`` the one it was
-    made in; ``epoch`` of a tenant's or session's keys is the ``made_in`` of the group key that they
-    are wrapped under; both are 0 above those. Times are microseconds since 1970.
+    ``epoch`` of a table of slot keys is the one that it is wrapped under, and its ``generation``
+    the table's number; ``epoch`` of a tenant's or session's keys is the one in which the key of
+    their slot was made; both are 0 above those. Times are microseconds since 1970.
     """
 
     key_id: bytes
@@ -43,11 +47,6 @@ class KeyHeader:
     epoch: int
     created_us: int
     used_us: int
-
-    @property
-    def made_in(self) -> int:
-        """Of a group key: the epoch in which it was made."""
-        return self.generation
 
     def pack(self) -> bytes:
         """The header's bytes."""
@@ -73,20 +72,6 @@ def split_key_record(body: memoryview) -> tuple[bytes, memoryview]:
     return bytes(body[: _HEADER.size]), body[_HEADER.size :]
 
 
-def made_in_of(header: bytes) -> int:
-    """The group key that a packed tenant's or session's header names."""
-    return int.from_bytes(header[_EPOCH_AT : _EPOCH_AT + 8], "big")
-
-
-def moved_header(header: bytes, made_in: bytes, used_us: int) -> bytes:
-    """A packed header for the same key under another group key, with its last use.
-
-    ``made_in`` as it stands in a header.
-    """
-    lasting, created = header[:_EPOCH_AT], header[_CREATED_AT:_USED_AT]
-    return lasting + made_in + created + used_us.to_bytes(8, "big")
-
-
 def key_header(body: memoryview) -> KeyHeader:
     """A key record's header."""
     return KeyHeader.unpack(split_key_record(body)[0])
@@ -101,6 +86,8 @@ class KeyringState:
     root_persistent: bool
     generation_mark: int
     """Every generation up to this one counts as used."""
+    epoch: int
+    """The epoch that lived when this was written; 0: none yet."""
     workspace: str
     deployment: str
 
@@ -111,7 +98,7 @@ class KeyringState:
             for name in (self.workspace, self.deployment)
         )
         fixed = _STATE.pack(
-            self.keyring_id, self.root_id, self.generation_mark, self.root_persistent
+            self.keyring_id, self.root_id, self.generation_mark, self.epoch, self.root_persistent
         )
         return fixed + names
 
@@ -119,7 +106,7 @@ class KeyringState:
     def unpack(cls, body: memoryview) -> "KeyringState":
         """The state in a record's body. Raises SlotFileError."""
         try:
-            keyring_id, root_id, mark, persistent = _STATE.unpack_from(body)
+            keyring_id, root_id, mark, epoch, persistent = _STATE.unpack_from(body)
             rest = bytes(body[_STATE.size :])
             workspace = rest[1 : 1 + rest[0]]
             rest = rest[1 + rest[0] :]
@@ -129,6 +116,7 @@ class KeyringState:
                 root_id,
                 bool(persistent),
                 mark,
+                epoch,
                 workspace.decode("ascii"),
                 deployment.decode("ascii"),
             )
@@ -146,6 +134,26 @@ def tombstone_epoch(body: memoryview) -> int:
     if len(body) != _TOMBSTONE.size:
         raise SlotFileError(f"A tombstone has {_TOMBSTONE.size} bytes, not {len(body)}")
     return int(_TOMBSTONE.unpack(body)[0])
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """The newest key in ``keys.slots``, by the file's id and sequence: a file that ends before it
+    is an older copy."""
+
+    file_id: bytes
+    sequence: int
+
+    def pack(self) -> bytes:
+        """The mark's body."""
+        return _MARK.pack(self.file_id, self.sequence)
+
+    @classmethod
+    def unpack(cls, body: memoryview) -> "Mark":
+        """The mark in a record's body. Raises SlotFileError."""
+        if len(body) != _MARK.size:
+            raise SlotFileError(f"A mark has {_MARK.size} bytes, not {len(body)}")
+        return cls(*_MARK.unpack(body))
 
 
 def put_name(target: memoryview, name: str) -> None:
@@ -171,11 +179,7 @@ def check_name(value: str, what: str) -> str:
     return value
 
 
-_EPOCH_AT = LASTING_BYTES
-MADE_IN = slice(_EPOCH_AT, _EPOCH_AT + 8)
-"""Where a packed tenant's or session's header names its group key."""
-_CREATED_AT = _EPOCH_AT + 8
-_USED_AT = _CREATED_AT + 8
 _HEADER = struct.Struct(">16s16sQQQQ")
-_STATE = struct.Struct(">16s16sQ?")
+_STATE = struct.Struct(">16s16sQQ?")
 _TOMBSTONE = struct.Struct(">Q")
+_MARK = struct.Struct(">16sQ")

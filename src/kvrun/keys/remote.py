@@ -7,12 +7,13 @@ keys go on until that ends; then every use fails until it is back, and nothing h
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 import msgspec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from kvrun.keys.daemon_state import Pages
 from kvrun.keys.destruction import DestroyedKey
 from kvrun.keys.errors import KeyUnavailableError
 from kvrun.keys.filesystem import ClaimClass
@@ -24,15 +25,14 @@ from kvrun.keys.locked import Protection
 from kvrun.keys.records import check_name
 from kvrun.keys.remote_handles import RemoteHandles
 from kvrun.keys.remote_link import NoAnswerError, RemoteLink
-from kvrun.keys.remote_selection import Answered, RemoteSelection
+from kvrun.keys.remote_selection import Answered, RemoteListing, RemoteSelection
 from kvrun.keys.root import RootFacts
 from kvrun.keys.service_token import read_token
-from kvrun.keys.session import HandleEnd, SessionInfo, SessionKeys
+from kvrun.keys.session import HandleEnd, SessionKeys, TakenKeys
 from kvrun.keys.wire import (
     VERSION,
     Absent,
     Acquire,
-    Answer,
     Done,
     End,
     Expire,
@@ -41,13 +41,10 @@ from kvrun.keys.wire import (
     Hello,
     LeaseOver,
     Lent,
-    ListSessions,
     Message,
     Renew,
     Renewed,
     Rotate,
-    SessionPage,
-    WireError,
 )
 
 _SOON_S = 5.0
@@ -67,22 +64,30 @@ class RemoteKeys:
         deployment: str,
         name: str,
         limits: KeyLimits,
+        instance_key: Ed25519PrivateKey | None = None,
         lease_s: float = MAX_LEASE_S,
         strict_memory: bool = False,
+        on_taken: TakenKeys = lambda _keys, _owners, tell: tell(Pages()),
         now: Callable[[], float] = time.time,
         clock: Callable[[], float] = boottime,
     ) -> None:
-        """Connect. Raises KeysError where the service is away or not this deployment's."""
+        """Connect. Raises KeysError where the service is away or not this deployment's.
+
+        ``instance_key`` shows which instance this is; by default one of this object alone.
+        ``on_taken`` is called from the first moment on; by default it says that no engine is here.
+        """
         self.on_lease_end: Callable[[str], None] = lambda _reason: None
-        self.on_taken: Callable[[Sequence[SessionKeys]], None] = lambda _keys: None
+        self.on_taken: TakenKeys = on_taken
         self.on_new_service: Callable[[], object] = lambda: None
         self._path = socket_path
-        self._hello = Hello(VERSION, workspace, deployment, name, b"", b"")
+        self._hello = Hello(VERSION, workspace, deployment, name, b"", b"", b"", b"")
+        self._instance_key = instance_key or Ed25519PrivateKey.generate()
         self._limits = limits
         self._strict_memory = strict_memory
         self._now = now
         self._clock = clock
         self._connecting = threading.RLock()
+        self._taking = threading.Lock()
         self._link: RemoteLink | None = None
         self._trusted: RemoteLink | None = None
         self._tried_at = float("-inf")
@@ -95,6 +100,7 @@ class RemoteKeys:
         self._facts: Facts | None = None
         self._closed = False
         self.selection = RemoteSelection(self)
+        self.listing = RemoteListing(self)
         self._keeper = LeaseKeeper(
             self._renew,
             duration_s=lease_s,
@@ -138,6 +144,11 @@ class RemoteKeys:
         return "keys may be used" if self.leased else "over: the key service does not prolong it"
 
     @property
+    def recovery_text(self) -> str:
+        """Nothing: the key service opened the folder, and its log says so."""
+        return ""
+
+    @property
     def session_count(self) -> int:
         """See KeyService; as the service last said."""
         return self._known.sessions
@@ -176,22 +187,6 @@ class RemoteKeys:
         """See KeyService."""
         return self._expired(only_told=True)
 
-    def sessions(self) -> Iterator[SessionInfo]:
-        """See KeyService."""
-        found: list[SessionInfo] = []
-
-        def take(answer: Answer) -> bool:
-            if not isinstance(answer, SessionPage):
-                raise WireError("the key service answered with something else")
-            found.extend(answer.rows)
-            return not answer.last
-
-        self._connected().ask_pages(ListSessions, within_s=_LONG_S, take=take)
-        alive = set(self._handles.key_ids())
-        for info in found:
-            # Whether it is open here, not there.
-            yield replace(info, open=bytes.fromhex(info.key_id) in alive)
-
     def close(self) -> None:
         """End every handle and tell the service that nothing is held here any more."""
         self._closed = True
@@ -208,7 +203,7 @@ class RemoteKeys:
     def ask(
         self, make: Callable[[int], Message], answer: type[Answered], *, within_s: float = _LONG_S
     ) -> Answered:
-        """Ask the service. For the selection."""
+        """Ask the service. For the selection and the listing."""
         return self._connected().ask(make, answer, within_s=within_s)
 
     def let_go(self, key_ids: Collection[str]) -> None:
@@ -264,19 +259,26 @@ class RemoteKeys:
             scope = SessionScope(self._hello.workspace, self._hello.deployment, *name)
             self._got[lent.call] = self._handles.add(scope, lent, keys)
 
-    def _told_to_end(self, end: End) -> None:
+    def _told_to_end(self, end: End, tell: Callable[[Pages], None]) -> None:
         """Keys are destroyed at somebody else's wish; it is confirmed when this returns."""
-        ended = self._handles.end(end.key_ids)
-        if ended:
-            threading.Thread(
-                target=self._guarded, args=(ended,), name="kvrun-keys-taken", daemon=True
-            ).start()
+        self._let_go_of(self._handles.end(end.key_ids), end.owners, tell)
 
-    def _guarded(self, ended: Sequence[SessionKeys]) -> None:
-        try:
-            self.on_taken(ended)
-        except Exception:
-            _log.exception("what keys opened that were destroyed elsewhere may be left")
+    def _let_go_of(
+        self,
+        ended: Sequence[SessionKeys],
+        owners: Sequence[bytes],
+        tell: Callable[[Pages], None],
+    ) -> None:
+        """Have what they opened let go of, without waiting."""
+
+        def take() -> None:
+            try:
+                with self._taking:  # what is let go of first is out of the way of what comes next
+                    self.on_taken(ended, owners, tell)
+            except Exception:
+                _log.exception("what keys opened that were destroyed elsewhere may be left")
+
+        threading.Thread(target=take, name="kvrun-keys-taken", daemon=True).start()
 
     def _lease_over(self, over: LeaseOver) -> None:
         self._overs += 1
@@ -339,6 +341,7 @@ class RemoteKeys:
             self._path,
             read_token(self._path),
             msgspec.structs.replace(self._hello, holds=self._handles.key_ids()),
+            self._instance_key,
             on_lent=self._came,
             on_end=self._told_to_end,
             on_lease_over=self._lease_over,
@@ -347,7 +350,7 @@ class RemoteKeys:
         self._link = link
         taken = self._handles.end(link.gone)
         if taken:
-            self._guarded(taken)
+            self._let_go_of(taken, (), lambda _pages: None)
         earlier, self._service = self._service, link.service
         if earlier and earlier != link.service:
             # Its folder may be an older copy: what was erased is destroyed again before its use.

@@ -12,8 +12,11 @@ from pathlib import Path
 from typing import TypeVar
 
 import msgspec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from kvrun.keys.daemon_state import Pages
 from kvrun.keys.errors import KeysError, KeyUnavailableError
+from kvrun.keys.greeting import hello_proof, signed_by, welcome_proof
 from kvrun.keys.locked import LockedBuffer, Protection
 from kvrun.keys.stream import Stream
 from kvrun.keys.wire import (
@@ -24,6 +27,7 @@ from kvrun.keys.wire import (
     Answer,
     Bye,
     Challenge,
+    Cleared,
     End,
     Ended,
     Failed,
@@ -35,8 +39,6 @@ from kvrun.keys.wire import (
     WireError,
     decode_answer,
     error_of,
-    hello_proof,
-    welcome_proof,
 )
 
 T = TypeVar("T", bound=Message)
@@ -55,7 +57,8 @@ class RemoteLink:
 
     ``on_lent(message, keys)`` is called for keys that came, in locked memory that is zeroed
     afterwards; ``on_end`` and ``on_lease_over`` for what the service says by itself. All of them on
-    the receiving thread, in the order in which it was said.
+    the receiving thread, in the order in which it was said. Keys have ended when ``on_end(end,
+    tell)`` returns; ``tell(pages)`` says later what became of their pages, on this connection.
     """
 
     def __init__(
@@ -63,14 +66,18 @@ class RemoteLink:
         path: Path,
         token: bytes,
         hello: Hello,
+        instance_key: Ed25519PrivateKey,
         *,
         on_lent: Callable[[Lent, memoryview], object],
-        on_end: Callable[[End], None],
+        on_end: Callable[[End, Callable[[Pages], None]], None],
         on_lease_over: Callable[[LeaseOver], None],
         strict_memory: bool = False,
         random_bytes: Callable[[int], bytes] = os.urandom,
     ) -> None:
-        """Connect and show the token. Raises KeyUnavailableError or WireError."""
+        """Connect, show the token, and which instance this is.
+
+        Raises KeyUnavailableError or WireError.
+        """
         self._on_lent = on_lent
         self._on_end = on_end
         self._on_lease_over = on_lease_over
@@ -89,7 +96,7 @@ class RemoteLink:
         self._stream = Stream(raw, at_most=MAX_ANSWER_BYTES)
         try:
             self._buffer = LockedBuffer(LENT_BYTES, strict=strict_memory)
-            self.service, self.gone = self._greet(token, hello, random_bytes)
+            self.service, self.gone = self._greet(token, hello, instance_key, random_bytes)
         except BaseException:
             self._stream.release()
             raise
@@ -128,21 +135,6 @@ class RemoteLink:
             with self._lock:
                 self._waiting.pop(call, None)
 
-    def ask_pages(
-        self, make: Callable[[int], Message], *, within_s: float, take: Callable[[Answer], bool]
-    ) -> None:
-        """Give every answer to ``take`` until that returns False."""
-        with self._lock:
-            call = next(_CALLS)
-            waiting = self._waiting[call] = queue.SimpleQueue()
-        try:
-            self.send(make(call))
-            while take(self._next(waiting, within_s)):
-                pass
-        finally:
-            with self._lock:
-                self._waiting.pop(call, None)
-
     def send(self, message: Message) -> None:
         """Send without waiting. Raises KeyUnavailableError."""
         try:
@@ -160,14 +152,23 @@ class RemoteLink:
             self._thread.join(timeout=2.0)
 
     def _greet(
-        self, token: bytes, hello: Hello, random_bytes: Callable[[int], bytes]
+        self,
+        token: bytes,
+        hello: Hello,
+        instance_key: Ed25519PrivateKey,
+        random_bytes: Callable[[int], bytes],
     ) -> tuple[bytes, list[bytes]]:
         self._stream.within(_HANDSHAKE_S)
         challenge = decode_answer(self._stream.receive())
         if not isinstance(challenge, Challenge) or challenge.version != VERSION:
             raise WireError("it is no key service of this version")
-        hello = _replace(hello, nonce=random_bytes(NONCE_BYTES))
-        hello = _replace(hello, proof=hello_proof(token, challenge, hello))
+        instance = instance_key.public_key().public_bytes_raw()
+        hello = _replace(hello, instance=instance, nonce=random_bytes(NONCE_BYTES))
+        hello = _replace(
+            hello,
+            proof=hello_proof(token, challenge, hello),
+            signature=signed_by(instance_key, challenge, hello),
+        )
         self._stream.send(hello)
         welcome = decode_answer(self._stream.receive())
         if not isinstance(welcome, Welcome):
@@ -188,6 +189,11 @@ class RemoteLink:
             raise error_of(found)
         return found
 
+    def _cleared(self, number: int, pages: Pages) -> None:
+        # Where the connection was lost, the service asks again on the next one.
+        with contextlib.suppress(WireError):
+            self._stream.send(Cleared(number, pages))
+
     def _receive(self) -> None:
         try:
             while True:
@@ -205,7 +211,7 @@ class RemoteLink:
 
     def _take(self, answer: Answer) -> None:
         if isinstance(answer, End):
-            self._on_end(answer)
+            self._on_end(answer, lambda pages: self._cleared(answer.number, pages))
             self._stream.send(Ended(answer.number))
         elif isinstance(answer, LeaseOver):
             self._on_lease_over(answer)

@@ -1,9 +1,12 @@
-"""Which keys an erasure reaches and their destruction, asked of a key service."""
+"""Which keys there are, which an erasure reaches, and their destruction, asked of a key service."""
 
 from collections.abc import Callable, Collection, Sequence
 from typing import Protocol, TypeVar
 
 from kvrun.keys.canary import KeyCanary
+from kvrun.keys.daemon_state import DaemonState
+from kvrun.keys.lease import MAX_LEASE_S
+from kvrun.keys.listing import SessionPage, SessionsAsked, TenantPage, TenantsAsked
 from kvrun.keys.root import RootFacts
 from kvrun.keys.selection import Destruction, Selection
 from kvrun.keys.wire import (
@@ -11,6 +14,10 @@ from kvrun.keys.wire import (
     Done,
     EpochLives,
     Gone,
+    ListedSessions,
+    ListedTenants,
+    ListSessions,
+    ListTenants,
     Living,
     Message,
     Named,
@@ -19,9 +26,14 @@ from kvrun.keys.wire import (
     Opens,
     Select,
     Selected,
+    Settle,
+    Settled,
 )
 
 Answered = TypeVar("Answered", bound=Message)
+_SOON_S = 5.0
+# For those that were lent keys, and for those that an earlier service lent them to.
+_LEASES_S = 2 * MAX_LEASE_S
 
 
 class Asking(Protocol):
@@ -32,7 +44,9 @@ class Asking(Protocol):
         """What the root is."""
         ...
 
-    def ask(self, make: Callable[[int], Message], answer: type[Answered]) -> Answered:
+    def ask(
+        self, make: Callable[[int], Message], answer: type[Answered], *, within_s: float = ...
+    ) -> Answered:
         """The answer to a request."""
         ...
 
@@ -61,12 +75,27 @@ class RemoteSelection:
         """See KeySelection."""
         return self._keys.ask(lambda call: Living(call, list(key_ids)), Names).names
 
-    def destroy(self, key_ids: Collection[str]) -> Destruction:
-        """See KeySelection. Waits until every daemon let go of them, or its lease is over."""
+    def destroy(
+        self, key_ids: Collection[str], *, erasure: str = "", owners: Collection[bytes] = ()
+    ) -> Destruction:
+        """See KeySelecting."""
         self._keys.let_go(key_ids)
-        gone = self._keys.ask(lambda call: Destroy(call, list(key_ids)), Gone)
+        ids, pages = list(key_ids), list(owners)
+        gone = self._keys.ask(lambda call: Destroy(call, erasure, ids, pages), Gone)
         self._keys.let_go([*key_ids, *(key.key_id for key in gone.keys)])
-        return Destruction(tuple(gone.keys), tuple(gone.unconfirmed), shared=True)
+        return Destruction(tuple(gone.keys), tuple(gone.told), shared=True)
+
+    def settle(
+        self, erasure: str, daemons: Sequence[str], *, pages_within_s: float | None
+    ) -> list[DaemonState]:
+        """See KeySelecting."""
+        wait_s = _SOON_S if pages_within_s is None else pages_within_s + _LEASES_S
+        found = self._keys.ask(
+            lambda call: Settle(call, erasure, list(daemons), pages_within_s),
+            Settled,
+            within_s=wait_s,
+        )
+        return found.states
 
     def opens(self, canaries: Sequence[KeyCanary]) -> list[KeyCanary]:
         """See KeySelection."""
@@ -79,3 +108,18 @@ class RemoteSelection:
     def root(self) -> RootFacts:
         """See KeySelection."""
         return self._keys.root_facts
+
+
+class RemoteListing:
+    """As :class:`kvrun.keys.listing.KeyListing`, through the service."""
+
+    def __init__(self, keys: Asking) -> None:
+        self._keys = keys
+
+    def tenants(self, asked: TenantsAsked) -> TenantPage:
+        """See SessionListing."""
+        return self._keys.ask(lambda call: ListTenants(call, asked), ListedTenants).page
+
+    def sessions(self, asked: SessionsAsked) -> SessionPage:
+        """See SessionListing."""
+        return self._keys.ask(lambda call: ListSessions(call, asked), ListedSessions).page

@@ -1,4 +1,7 @@
-"""The key ring's index in memory: no keys and no plaintext ids, only where things are."""
+"""The key ring's index in memory: no keys and no plaintext ids, only where things are.
+
+``tag`` finds an entry by its id, ``ref`` is its pseudonym, as logs have it.
+"""
 
 from dataclasses import dataclass, field
 
@@ -15,6 +18,7 @@ class TenantEntry:
     slot: int
     key_id: bytes
     tag: bytes
+    ref: str
     created: float
     used: float
     sessions: "dict[bytes, SessionEntry]" = field(default_factory=dict)
@@ -32,6 +36,7 @@ class SessionEntry:
     tenant: TenantEntry
     key_id: bytes
     tag: bytes
+    ref: str
     generation: int
     created: float
     used: float
@@ -62,19 +67,32 @@ class DestructionEvidence:
 
 @dataclass(frozen=True, slots=True)
 class RecoveryReport:
-    """What opening a key folder found and repaired; all zero after a clean stop."""
+    """What opening a key folder found and repaired; nothing after a clean stop."""
 
     torn_slots: int = 0
     """Damaged slots: mostly first writes that were cut short, whose keys nobody ever got."""
     finished_destructions: int = 0
     """Destroyed keys whose destruction was completed now."""
     stale_slots: int = 0
-    """Keys of an epoch that was destroyed (an old copy was restored): removed."""
+    """Keys whose slot's key was destroyed (an old copy was restored): removed."""
     orphan_slots: int = 0
-    """Keys without the key of their tenant or group: removed."""
+    """Keys without the key of their tenant or slot: removed."""
     lost_slots: int = 0
     """Keys that do not open: removed."""
+    older_copy: bool = False
+    """The key file ended before the newest key: what it lacks counts as destroyed."""
+    started_over: bool = False
+    """Nothing here could be opened by anyone: it was removed."""
     epoch_rotated: bool = False
+
+    @property
+    def text(self) -> str:
+        """What users may notice, for people; empty where there is nothing."""
+        if self.older_copy:
+            return "an older copy at the last start: the keys that it lacks count as destroyed"
+        if self.started_over:
+            return "emptied at the last start: nothing in it could be opened"
+        return ""
 
 
 def seconds(microseconds: int) -> float:
@@ -88,7 +106,7 @@ def microseconds(time: float) -> int:
 
 
 def tenant_header(entry: TenantEntry, deployment_id: bytes, made_in: int) -> KeyHeader:
-    """The header to write for a tenant key under the group key made in epoch ``made_in``."""
+    """The header to write for a tenant key in a slot whose key was made in epoch ``made_in``."""
     return KeyHeader(
         entry.key_id,
         deployment_id,
@@ -100,7 +118,7 @@ def tenant_header(entry: TenantEntry, deployment_id: bytes, made_in: int) -> Key
 
 
 def session_header(entry: SessionEntry, made_in: int) -> KeyHeader:
-    """The header to write for session keys under the group key made in epoch ``made_in``."""
+    """The header to write for session keys in a slot whose key was made in epoch ``made_in``."""
     return KeyHeader(
         entry.key_id,
         entry.tenant.key_id,

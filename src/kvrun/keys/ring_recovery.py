@@ -1,17 +1,17 @@
 """Opening a key folder: check whose it is, finish what a crash cut short, build the index."""
 
+import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from kvrun.keys.errors import KeysError, RootError, SlotFileError, WrapError, WrongRootError
+from kvrun.keys.hierarchy import session_ref, tenant_ref
 from kvrun.keys.records import (
     KEY_BYTES,
     KeyHeader,
     KeyringState,
     RecordKind,
     get_name,
-    key_header,
-    tombstone_epoch,
 )
 from kvrun.keys.ring_entries import (
     RecoveryReport,
@@ -20,10 +20,13 @@ from kvrun.keys.ring_entries import (
     microseconds,
     seconds,
 )
-from kvrun.keys.ring_groups import GroupKeys, group_slot
 from kvrun.keys.ring_rotation import rotate
-from kvrun.keys.ring_store import EpochKeys, RingStore
+from kvrun.keys.ring_scan import FoundRecords, scan_records
+from kvrun.keys.ring_store import RingStore
 from kvrun.keys.root import RotatableRoot
+from kvrun.keys.slot_keys import SlotKeys
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -33,9 +36,9 @@ class OpenedRing:
     state: KeyringState
     state_slot: int
     generation: int
-    groups: GroupKeys
+    slot_keys: SlotKeys
     tenants: dict[bytes, TenantEntry]
-    epoch: EpochKeys
+    sessions: dict[int, SessionEntry]
     report: RecoveryReport
 
 
@@ -45,158 +48,182 @@ def recover(store: RingStore, workspace: str, deployment: str, now: float) -> Op
     Raises KeysError when the folder belongs to another deployment or is damaged, RootError when
     the root is another one or older than the slots.
     """
-    torn = store.slots.scrub_torn()
-    found = _scan(store)
-    state = _settle_state(store, found, workspace, deployment)
+    try:
+        return _recover(store, workspace, deployment, now)
+    finally:
+        store.wipe_scratch()
+
+
+def _recover(store: RingStore, workspace: str, deployment: str, now: float) -> OpenedRing:
+    torn, torn_upper = store.slots.scrub_torn(), store.upper.scrub_torn()
+    found = scan_records(store)
+    state, started_over = _settle_state(store, found, workspace, deployment)
     store.use_ring(state.keyring_id, workspace, deployment)
     _settle_upper_keys(store, found, now)
     if isinstance(store.root, RotatableRoot) and store.root.rotating:
         store.finish_root_rotation(store.root)
-    live = _settle_epochs(store, found)
+    older_copy = _is_older_copy(store, found)
+    # No start that came to its end leaves epoch 0: keys were removed, and older copies of them are
+    # under an epoch key that was there before.
+    leave_epoch = state.epoch == 0 and bool(store.root.epochs())
+    live = _settle_epochs(store, found, state)
 
-    epochs = {number: store.epoch(number) for number in live}
-    index = _Index(store, found, epochs)
-    gone = [*index.stale, *index.orphans, *index.lost]
-    if gone:
-        store.slots.erase(gone)
+    index = _Index(store, found, live)
+    slot_keys = index.slot_keys
+    doomed = {slot for slot, number in found.tombstones.items() if number in live}
+    # What was dropped must not come back with another copy of its slot, nor what a stale record is
+    # in the place of.
+    dropped = {*torn, *index.orphans, *index.lost, *index.stale}
+    if older_copy:
+        _log.warning("%s is an older copy: keys that it lacks are destroyed", store.slots.path)
+    if older_copy or (torn_upper and found.mark is None):  # without a mark it may be one
+        # Nor what the copy lacks: who looks for it to erase it finds nothing.
+        dropped = set(slot_keys.slots()) - index.living()
+    dropped = {slot for slot in dropped if slot_keys.covers(slot)}
+    epoch = live[0]
+    if len(live) == 2:
+        rotate(store, slot_keys, epoch, doomed)
+        epoch, doomed = live[1], set()
+    if doomed or dropped or torn_upper or index.lost_tables or leave_epoch:
+        rotate(store, slot_keys, epoch, doomed | dropped)
+        epoch += 1
+    gone = [*index.stale, *index.orphans, *index.lost, *found.tombstones, *found.earlier]
+    if older_copy:
+        _outrun(store, found)
+    if gone or older_copy or epoch != state.epoch:
+        state = replace(state, epoch=epoch)
+        store.write_state(state, found.state_slot)
+        store.slots.erase(gone)  # syncs
+    store.settle_mark(None if older_copy else found.mark)
     report = RecoveryReport(
         torn_slots=len(torn),
         finished_destructions=len(found.tombstones),
         stale_slots=len(index.stale),
         orphan_slots=len(index.orphans),
         lost_slots=len(index.lost),
+        older_copy=older_copy,
+        started_over=started_over,
+        epoch_rotated=epoch != live[0],
     )
-
-    epoch = epochs[live[0]]
-    doomed = {group_slot(slot) for slot, number in found.tombstones.items() if number in live}
-    # What was dropped as damaged must not come back with an older copy of its slot either.
-    damaged = {group_slot(slot) for slot in (*torn, *index.orphans, *index.lost)}
-    damaged &= {group.slot for group in index.groups}
-    if len(live) == 2:
-        epochs[live[1]].close()
-        epoch = rotate(store, epoch, index.groups, doomed).epoch
-        doomed = set()
-    if doomed or damaged:
-        epoch = rotate(store, epoch, index.groups, doomed | damaged).epoch
-    if found.tombstones:
-        store.slots.erase(list(found.tombstones))
-    report = replace(report, epoch_rotated=epoch.epoch != live[0])
     generation = max([state.generation_mark, *(header.generation for _, header in found.sessions)])
     return OpenedRing(
-        state, found.state_slot, generation, index.groups, index.tenants, epoch, report
+        state, found.state_slot, generation, slot_keys, index.tenants, index.sessions, report
     )
 
 
-@dataclass(slots=True)
-class _Found:
-    state: KeyringState | None = None
-    state_slot: int = -1
-    workspace_slot: int = -1
-    deployment_slot: int = -1
-    groups: list[tuple[int, KeyHeader]] = field(default_factory=list)
-    tenants: list[tuple[int, KeyHeader]] = field(default_factory=list)
-    sessions: list[tuple[int, KeyHeader]] = field(default_factory=list)
-    tombstones: dict[int, int] = field(default_factory=dict)  # slot -> epoch
-    bodies: dict[int, bytes] = field(default_factory=dict)  # of tenants and sessions
-
-    def all_keys(self) -> list[tuple[int, KeyHeader]]:
-        return self.groups + self.tenants + self.sessions
-
-
-def _scan(store: RingStore) -> _Found:
-    found = _Found()
-    lists = {
-        RecordKind.GROUP_KEY: found.groups,
-        RecordKind.TENANT_KEY: found.tenants,
-        RecordKind.SESSION_KEYS: found.sessions,
-    }
-    for slot, record in store.slots.records():
-        if record.kind in lists:
-            lists[RecordKind(record.kind)].append((slot, key_header(record.body)))
-            if record.kind != RecordKind.GROUP_KEY:
-                found.bodies[slot] = bytes(record.body)
-        elif record.kind == RecordKind.STATE:
-            found.state, found.state_slot = KeyringState.unpack(record.body), slot
-        elif record.kind == RecordKind.WORKSPACE_KEY:
-            found.workspace_slot = slot
-        elif record.kind == RecordKind.DEPLOYMENT_KEY:
-            found.deployment_slot = slot
-        elif record.kind == RecordKind.TOMBSTONE:
-            found.tombstones[slot] = tombstone_epoch(record.body)
-        else:
-            raise SlotFileError(
-                f"Slot {slot} of {store.slots.path} has kind {record.kind}, which is unknown here"
-            )
-    return found
-
-
-def _settle_state(store: RingStore, found: _Found, workspace: str, deployment: str) -> KeyringState:
-    root = store.root.facts
-    state = found.state
+def _settle_state(
+    store: RingStore, found: FoundRecords, workspace: str, deployment: str
+) -> tuple[KeyringState, bool]:
+    """Whose folder it is, and whether it had to be emptied first."""
+    root, upper = store.root.facts, found.upper_state
+    state = found.state or upper
     if state is None:
-        if found.all_keys() or found.tombstones:
+        if found.records() or found.tombstones:
             raise SlotFileError(
                 f"{store.slots.path} holds keys but its state record is damaged",
                 hint="Remove the key folder to start with a cold cache.",
             )
-        state = KeyringState(
-            store.random_id(), root.root_id, root.persistent, 0, workspace, deployment
+        return _start_over(
+            store,
+            found,
+            KeyringState(
+                store.random_id(), root.root_id, root.persistent, 0, 0, workspace, deployment
+            ),
         )
-        return _start_over(store, found, state)
     if (state.workspace, state.deployment) != (workspace, deployment):
         raise KeysError(
             f"{store.slots.path} belongs to deployment {state.workspace}/{state.deployment}, "
             f"not to {workspace}/{deployment}"
         )
-    if state.root_id == root.root_id:
-        return state
-    if state.root_persistent:
-        raise WrongRootError(
-            f"The keys in {store.slots.path} belong to root {state.root_id.hex()}, "
-            f"and this is the {root.kind} root {root.root_id.hex()}",
-            hint="Give the right root, or remove the key folder to start with a cold cache.",
+    if state.root_id != root.root_id:
+        if state.root_persistent:
+            raise WrongRootError(
+                f"The keys in {store.slots.path} belong to root {state.root_id.hex()}, "
+                f"and this is the {root.kind} root {root.root_id.hex()}",
+                hint="Give the right root, or remove the key folder to start with a cold cache.",
+            )
+        # The old root lived in memory and is gone: nothing here can be opened by anyone.
+        state = replace(state, root_id=root.root_id, root_persistent=root.persistent)
+        return _start_over(store, found, state)
+    if upper is None:
+        if found.records() or found.earlier:
+            _log.warning(
+                "the keys in %s cannot be opened any more and are removed: the cache starts cold "
+                "(%s)",
+                store.slots.path,
+                "an earlier version made them" if found.earlier else f"{store.upper.path} is new",
+            )
+        return _start_over(store, found, state)
+    if upper.keyring_id != state.keyring_id:
+        raise KeysError(
+            f"{store.slots.path} does not belong to the keys in {store.upper.path}",
+            hint="Put back the key folder that this root had, or remove it to start with a cold "
+            "cache.",
         )
-    # The old root lived in memory and is gone: nothing here can be opened by anyone.
-    state = replace(state, root_id=root.root_id, root_persistent=root.persistent)
-    return _start_over(store, found, state)
+    mark = max(state.generation_mark, upper.generation_mark)
+    state = replace(state, generation_mark=mark)
+    if found.state is None:
+        found.state_slot = store.slots.take_free()
+        store.write_state(state, found.state_slot)
+        store.slots.sync()
+    return state, False
 
 
-def _start_over(store: RingStore, found: _Found, state: KeyringState) -> KeyringState:
+def _start_over(
+    store: RingStore, found: FoundRecords, state: KeyringState
+) -> tuple[KeyringState, bool]:
+    """Empty both files, of which nothing can be opened, if anything is there at all."""
     generations = [header.generation for _, header in found.sessions]
-    state = replace(state, generation_mark=max([state.generation_mark, *generations]))
-    upper = [slot for slot in (found.workspace_slot, found.deployment_slot) if slot >= 0]
-    used = [slot for slot, _ in found.all_keys()] + list(found.tombstones) + upper
+    state = replace(state, generation_mark=max([state.generation_mark, *generations]), epoch=0)
+    used = [slot for slot, _ in found.records()] + list(found.tombstones) + found.earlier
+    upper = [slot for slot, _ in store.upper.records()]
     if used:
         store.slots.erase(used)
-    found.groups, found.tenants, found.sessions, found.tombstones = [], [], [], {}
-    found.workspace_slot = found.deployment_slot = -1
+    if upper:
+        store.upper.erase(upper)
+    found.tenants, found.sessions, found.tombstones, found.tables = [], [], {}, []
+    found.upper_keys, found.mark, found.earlier = 0, None, []
     if found.state_slot < 0:
         found.state_slot = store.slots.take_free()
-    store.slots.write(found.state_slot, RecordKind.STATE, state.pack())
+    store.write_state(state, found.state_slot)
     store.slots.sync()
-    return state
+    store.upper.sync()
+    return state, bool(used)
 
 
-def _settle_upper_keys(store: RingStore, found: _Found, now: float) -> None:
-    if found.workspace_slot >= 0 and found.deployment_slot >= 0:
-        store.load_upper_keys(found.workspace_slot, found.deployment_slot)
+def _settle_upper_keys(store: RingStore, found: FoundRecords, now: float) -> None:
+    if found.upper_keys == 2:
+        store.load_upper_keys()
         return
-    if found.all_keys():
+    if found.records() or found.tables:
         raise SlotFileError(
-            f"The workspace or deployment key in {store.slots.path} is damaged",
-            hint="Remove the key folder to start with a cold cache.",
+            f"The workspace or deployment key in {store.upper.path} is damaged",
+            hint=f"Remove it and the key folder to start with a cold cache: {store.upper.path}",
         )
-    for name in ("workspace_slot", "deployment_slot"):
-        if getattr(found, name) < 0:
-            setattr(found, name, store.slots.take_free())
-    store.create_upper_keys(found.workspace_slot, found.deployment_slot, microseconds(now))
-    store.slots.sync()
+    store.create_upper_keys(microseconds(now))
 
 
-def _settle_epochs(store: RingStore, found: _Found) -> Sequence[int]:
-    seen = [header.epoch for _, header in found.all_keys()]
+def _is_older_copy(store: RingStore, found: FoundRecords) -> bool:
+    """Whether the key file ends before the newest key that was ever made in it."""
+    mark, slots = found.mark, store.slots
+    return mark is not None and (mark.file_id != slots.file_id or slots.sequence < mark.sequence)
+
+
+def _outrun(store: RingStore, found: FoundRecords) -> None:
+    """Let every other copy of the file end before this one from now on, the newest included.
+
+    The mark first, and durable: after a crash this file is an older copy once more.
+    """
+    assert found.mark is not None
+    store.slots.leap(found.mark.sequence)
+    store.write_mark()
+    store.upper.sync()
+
+
+def _settle_epochs(store: RingStore, found: FoundRecords, state: KeyringState) -> Sequence[int]:
+    seen = [header.epoch for _, header in found.records() + found.tables]
     live = store.root.epochs()
-    newest = max(seen, default=0)
+    newest = max([state.epoch, *seen])
     if newest > (live[-1] if live else 0):
         raise RootError(
             f"The key root is older than the keys: it ends at epoch {live[-1] if live else 0}, "
@@ -211,93 +238,114 @@ def _settle_epochs(store: RingStore, found: _Found) -> Sequence[int]:
 
 
 class _Index:
-    """Opens every group, tenant and session once, to find them by their ids from now on.
+    """Opens every table, tenant and session once, to find them by their ids from now on.
 
     ``stale`` are records of keys that were destroyed (an older copy was restored), ``orphans``
-    those whose group or tenant is not there, ``lost`` those that do not open.
+    those whose slot or tenant has no key, ``lost`` those that do not open.
     """
 
-    def __init__(self, store: RingStore, found: _Found, epochs: dict[int, EpochKeys]) -> None:
+    def __init__(self, store: RingStore, found: FoundRecords, live: Sequence[int]) -> None:
         self._store = store
-        self.groups = GroupKeys(store)
+        self.slot_keys = SlotKeys(store)
         self.tenants: dict[bytes, TenantEntry] = {}
+        self.sessions: dict[int, SessionEntry] = {}
         self.stale: list[int] = []
         self.orphans: list[int] = []
         self.lost: list[int] = []
-        self._tenants_by_id: dict[bytes, TenantEntry] = {}
-        self._stale_groups: set[int] = set()
-        try:
-            for slot, _ in found.groups:
-                self._add_group(slot, epochs)
-            with self.groups.reading(found.bodies):
-                self._add_records(found)
-        finally:
-            store.wipe_payloads()
-
-    def _add_records(self, found: _Found) -> None:
-        for slot, header in found.tenants:
-            if self._covered(slot, header):
-                self._add_tenant(slot, header)
+        self.lost_tables = 0
+        self._tenants_by_id: dict[bytes, tuple[TenantEntry, KeyHeader]] = {}
+        self._inner: dict[int, bytes] = {}
+        self._top = self.slot_keys.top_wrapper()
+        self._add_tables(found, live)
+        self._take_off_outer(found)
+        self._add_tenants(found)
         by_parent: dict[bytes, list[tuple[int, KeyHeader]]] = {}
         for slot, header in found.sessions:
-            if self._covered(slot, header):
+            if slot in self._inner:
                 by_parent.setdefault(header.parent_id, []).append((slot, header))
         for parent_id, sessions in by_parent.items():
             self._add_sessions(self._tenants_by_id.get(parent_id), sessions)
 
-    def _add_group(self, slot: int, epochs: dict[int, EpochKeys]) -> None:
-        try:
-            if self.groups.load(slot, epochs) is None:
-                self.stale.append(slot)
-                self._stale_groups.add(slot)
-        except WrapError:
-            self.lost.append(slot)
+    def living(self) -> set[int]:
+        """The slots of what opened."""
+        return {*self.sessions, *(tenant.slot for tenant in self.tenants.values())}
 
-    def _covered(self, slot: int, header: KeyHeader) -> bool:
-        group = self.groups.get(slot)
-        if group is None:
-            dead = self.stale if group_slot(slot) in self._stale_groups else self.orphans
-            dead.append(slot)
-            return False
-        if header.epoch in group.made_in_epochs:
-            return True
-        self.stale.append(slot)
-        return False
+    def _add_tables(self, found: FoundRecords, live: Sequence[int]) -> None:
+        for number, header in found.tables:
+            try:
+                if header.epoch not in live:
+                    raise WrapError("wrapped under an epoch that is gone")
+                self.slot_keys.add(number, header)
+            except (WrapError, SlotFileError):
+                self.lost_tables += 1
 
-    def _add_tenant(self, slot: int, header: KeyHeader) -> None:
-        created, used = seconds(header.created_us), seconds(header.used_us)
-        entry = TenantEntry(slot, header.key_id, b"", created, used)
-        try:
-            self.groups.read_tenant(entry)
-        except WrapError:
-            self.lost.append(slot)
-            return
-        name = get_name(self._store.tenant_payload[KEY_BYTES:])
-        entry.tag = self._store.tags.tenant_tag(name)
-        self.tenants[entry.tag] = self._tenants_by_id[entry.key_id] = entry
-        self.groups.of(slot).tenants[slot] = entry
+    def _take_off_outer(self, found: FoundRecords) -> None:
+        """Slot by slot, so that each table is opened once."""
+        kinds = [(found.tenants, RecordKind.TENANT_KEY), (found.sessions, RecordKind.SESSION_KEYS)]
+        records = [(slot, header, kind) for keys, kind in kinds for slot, header in keys]
+        records.sort(key=lambda record: record[0])
+        for slot, header, kind in records:
+            try:
+                if not self.slot_keys.covers(slot):
+                    self.orphans.append(slot)
+                elif self.slot_keys.made_in(slot) != header.epoch:
+                    self.stale.append(slot)
+                else:
+                    body = memoryview(found.bodies.pop(slot))
+                    self._inner[slot] = self.slot_keys.outer(slot, kind, body)
+            except WrapError:
+                self.lost.append(slot)
+
+    def _add_tenants(self, found: FoundRecords) -> None:
+        for slot, header in found.tenants:
+            if slot not in self._inner:
+                continue
+            created, used = seconds(header.created_us), seconds(header.used_us)
+            try:
+                name = self._open_tenant(slot, header)
+            except WrapError:
+                self.lost.append(slot)
+                continue
+            key, ring = self._store.tenant_payload[:KEY_BYTES], self._store.ring
+            ref = tenant_ref(key, ring.workspace, ring.deployment, name)
+            tag = self._store.tags.tenant_tag(name)
+            entry = TenantEntry(slot, header.key_id, tag, ref, created, used)
+            self.tenants[entry.tag] = entry
+            self._tenants_by_id[entry.key_id] = entry, header
+
+    def _open_tenant(self, slot: int, header: KeyHeader) -> str:
+        """The tenant's id; its key is in the scratch then."""
+        store, payload = self._store, self._store.tenant_payload
+        aad = store.ring.inner_aad(RecordKind.TENANT_KEY, header.pack())
+        self._top.unwrap_into(aad, self._inner[slot], payload)
+        return get_name(payload[KEY_BYTES:])
 
     def _add_sessions(
-        self, owner: TenantEntry | None, sessions: Sequence[tuple[int, KeyHeader]]
+        self,
+        owner: tuple[TenantEntry, KeyHeader] | None,
+        sessions: Sequence[tuple[int, KeyHeader]],
     ) -> None:
         if owner is None:
             self.orphans += [slot for slot, _ in sessions]
             return
-        store = self._store
-        self.groups.read_tenant(owner)
-        tenant = get_name(store.tenant_payload[KEY_BYTES:])
-        parent = self.groups.tenant_wrapper(owner)
+        entry_of_owner, its_header = owner
+        store, payload, kind = self._store, self._store.session_payload, RecordKind.SESSION_KEYS
+        tenant = self._open_tenant(entry_of_owner.slot, its_header)
+        parent = self.slot_keys.tenant_wrapper(entry_of_owner)
         for slot, header in sessions:
-            created, used = seconds(header.created_us), seconds(header.used_us)
-            entry = SessionEntry(
-                slot, owner, header.key_id, b"", header.generation, created, used, used
-            )
+            aad = store.ring.inner_aad(kind, header.pack())
             try:
-                self.groups.read_session(entry, parent)
+                parent.unwrap_into(aad, self._inner[slot], payload)
             except WrapError:
                 self.lost.append(slot)
                 continue
-            name = get_name(store.session_payload[3 * KEY_BYTES :])
-            entry.tag = store.tags.session_tag(tenant, name)
-            owner.sessions[entry.tag] = entry
-            self.groups.of(slot).sessions[slot] = entry
+            created, used = seconds(header.created_us), seconds(header.used_us)
+            name = get_name(payload[3 * KEY_BYTES :])
+            tag = store.tags.session_tag(tenant, name)
+            name_key = payload[2 * KEY_BYTES : 3 * KEY_BYTES]
+            ref = session_ref(name_key, store.ring.scope(tenant, name))
+            key_id, generation = header.key_id, header.generation
+            entry = SessionEntry(
+                slot, entry_of_owner, key_id, tag, ref, generation, created, used, used
+            )
+            entry_of_owner.sessions[tag] = self.sessions[slot] = entry

@@ -1,12 +1,13 @@
 """The key root: what stands above every other key, and what erasure ends in.
 
-A root wraps the workspace key and holds the epoch keys. A new epoch key is made, everything that
-survives is wrapped again under it, and the old one is destroyed: after that an old copy of the
-wrapped keys opens nothing. Local roots are in ``file_root`` and ``memory_root``. ``kept_root``
+A root wraps the workspace key and holds the epoch keys. An erasure makes a new epoch key, wraps the
+slots' keys under it, new ones for what is destroyed, and destroys the old one: after that no old
+copy opens what was destroyed. Local roots are in ``file_root`` and ``memory_root``. ``kept_root``
 keeps each epoch key wrapped under a key of its own in another system: see ``keeper``.
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from kvrun.keys.filesystem import ClaimClass
@@ -50,6 +51,10 @@ class Root(Protocol):
     @property
     def facts(self) -> RootFacts:
         """What this root is."""
+
+    @property
+    def folder(self) -> Path | None:
+        """Where it keeps what must never be put back from a copy; None: nothing outlives it."""
 
     def wrap(self, context: bytes, secret: memoryview) -> bytes:
         """Wrap a key (32 bytes) under the root key; at most 380 bytes come back."""

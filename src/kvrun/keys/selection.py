@@ -3,15 +3,16 @@
 An erasure that goes on after a crash knows key ids only: names were never written down.
 """
 
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Collection, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from typing import Protocol
 
 from kvrun.keys.canary import KeyCanary, canary_opens, take_canary
+from kvrun.keys.daemon_state import DaemonState
 from kvrun.keys.destruction import DestroyedKey
 from kvrun.keys.errors import KeyUnavailableError
-from kvrun.keys.hierarchy import prefix_salt, session_ref
+from kvrun.keys.hierarchy import prefix_salt
 from kvrun.keys.keyring import Keyring
 from kvrun.keys.ring_entries import SessionEntry, TenantEntry
 from kvrun.keys.root import RootFacts
@@ -23,7 +24,7 @@ _MAX_CANARIES = 8
 class SelectedKey:
     """A live key: a session's, or with an empty ``session_ref`` and generation 0 a tenant's own.
 
-    References and salt are empty where the slot does not open; the key is destroyed all the same.
+    The salt is empty where the slot does not open; the key is destroyed all the same.
     """
 
     key_id: str
@@ -44,24 +45,20 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class Destruction:
-    """Keys that were destroyed, and in words which processes did not say that they let go of them;
-    their right to use them is over all the same. ``shared``: other daemons may have had them."""
+    """Keys that were destroyed, and which other daemons were told to let go of them, by process id
+    and name. ``shared``: there may be such daemons."""
 
     keys: tuple[DestroyedKey, ...]
-    unconfirmed: tuple[str, ...] = ()
+    told: tuple[tuple[int, str], ...] = ()
     shared: bool = False
 
 
 class KeyHolder(Protocol):
     """What is looked into of a :class:`kvrun.keys.service.KeyService`."""
 
-    @property
-    def _lock(self) -> AbstractContextManager[bool]: ...
-
-    @property
-    def _ring(self) -> Keyring: ...
-
-    def _check_open(self) -> None: ...
+    def ring(self) -> AbstractContextManager[Keyring]:
+        """The key ring, with the lock held."""
+        ...
 
     @property
     def epoch(self) -> int:
@@ -82,7 +79,7 @@ class KeySelection:
     def select(self, tenant_ids: Collection[str] | None, session: str | None) -> Selection:
         """The keys of tenants and of their sessions, or of a session of theirs; None: every key."""
         service = self._service
-        with self._ring() as ring:
+        with self._service.ring() as ring:
             if tenant_ids is None:
                 tenants: Sequence[TenantEntry] = ring.tenants()
             else:
@@ -96,11 +93,7 @@ class KeySelection:
                 sessions = [entry for owner in tenants for entry in owner.sessions.values()]
             found = [self._selected(entry) for entry in sessions]
             for owner in tenants:
-                try:
-                    ref = ring.tenant_ref(owner)
-                except KeyUnavailableError:
-                    ref = ""
-                found.append(SelectedKey(owner.key_id.hex(), 0, ref, "", ""))
+                found.append(SelectedKey(owner.key_id.hex(), 0, owner.ref, "", ""))
             copies = [take_canary(ring, entry) for entry in sessions[:_MAX_CANARIES]]
             canaries = tuple(c for c in copies if c is not None and canary_opens(ring, c))
             return Selection(tuple(found), canaries, service.epoch)
@@ -109,59 +102,54 @@ class KeySelection:
         """The ids of those tenants, named by pseudonym, that have a key which opens."""
         found: set[str] = set()
         wanted = frozenset(refs)
-        with self._ring() as ring:
+        with self._service.ring() as ring:
             for owner in ring.tenants():
-                try:
-                    name, ref = ring.tenant_names(owner)
-                except KeyUnavailableError:
-                    continue
-                if ref in wanted:
-                    found.add(name)
+                if owner.ref in wanted:
+                    with suppress(KeyUnavailableError):
+                        found.add(ring.tenant_name(owner))
         return frozenset(found)
 
     def living(self, key_ids: Collection[str]) -> list[str]:
         """Those of the ids whose keys still exist."""
-        with self._ring() as ring:
+        with self._service.ring() as ring:
             wanted = {bytes.fromhex(key_id) for key_id in key_ids}
             entries: list[SessionEntry | TenantEntry] = [*ring.sessions(), *ring.tenants()]
             return [entry.key_id.hex() for entry in entries if entry.key_id in wanted]
 
-    def destroy(self, key_ids: Collection[str]) -> Destruction:
+    def destroy(
+        self, key_ids: Collection[str], *, erasure: str = "", owners: Collection[bytes] = ()
+    ) -> Destruction:
         """Destroy those of the keys that exist, in one rotation with whoever else waits."""
         return Destruction(tuple(self._service.destroy_keys(key_ids)))
 
+    def settle(
+        self, erasure: str, daemons: Sequence[str], *, pages_within_s: float | None
+    ) -> list[DaemonState]:
+        """Nobody else has keys of this process."""
+        return []
+
     def opens(self, canaries: Sequence[KeyCanary]) -> list[KeyCanary]:
         """Those of the copies that some key still opens; empty is the proof."""
-        with self._ring() as ring:
+        with self._service.ring() as ring:
             return [canary for canary in canaries if canary_opens(ring, canary)]
 
     def epoch_lives(self, epoch: int) -> bool:
         """Whether the root still holds the epoch's key."""
-        with self._ring() as ring:
+        with self._service.ring() as ring:
             return epoch in ring.store.root.epochs()
 
     def root(self) -> RootFacts:
         """What the root is."""
-        with self._ring() as ring:
+        with self._service.ring() as ring:
             return ring.store.root.facts
 
-    @contextmanager
-    def _ring(self) -> Iterator[Keyring]:
-        service = self._service
-        with service._lock:
-            service._check_open()
-            yield service._ring
-
     def _selected(self, entry: SessionEntry) -> SelectedKey:
-        key_id = entry.key_id.hex()
-        with self._ring() as ring:
-            try:
-                with ring.opened(entry) as opened:
-                    scope = opened.scope
-                    salt = prefix_salt(
-                        opened.salt_seed, scope.deployment, scope.tenant, scope.session
-                    )
-                    ref = session_ref(opened.name_key, scope)
-                    return SelectedKey(key_id, entry.generation, opened.tenant_ref, ref, salt)
-            except KeyUnavailableError:
-                return SelectedKey(key_id, entry.generation, "", "", "")
+        key_id, refs, salt = entry.key_id.hex(), (entry.tenant.ref, entry.ref), ""
+        with (
+            self._service.ring() as ring,
+            suppress(KeyUnavailableError),
+            ring.opened(entry) as opened,
+        ):
+            scope = opened.scope
+            salt = prefix_salt(opened.salt_seed, scope.deployment, scope.tenant, scope.session)
+        return SelectedKey(key_id, entry.generation, *refs, salt)

@@ -5,7 +5,8 @@ live session takes no lock and does no I/O, also while a rotation runs.
 """
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from kvrun.keys.destruction import (
@@ -18,11 +19,11 @@ from kvrun.keys.destruction import (
 from kvrun.keys.entropy import RandomInto, getrandom
 from kvrun.keys.errors import KeyUnavailableError
 from kvrun.keys.filesystem import ClaimClass
-from kvrun.keys.hierarchy import session_ref
 from kvrun.keys.keyring import Keyring
 from kvrun.keys.lease import Lease
 from kvrun.keys.lease_keeper import LeaseKeeper, boottime
 from kvrun.keys.limits import KeyLimits
+from kvrun.keys.listing import KeyListing
 from kvrun.keys.locked import Protection
 from kvrun.keys.open_handles import OpenHandles
 from kvrun.keys.records import check_name
@@ -30,7 +31,7 @@ from kvrun.keys.ring_entries import RecoveryReport, SessionEntry, TenantEntry
 from kvrun.keys.room import make_room
 from kvrun.keys.root import Root, RootFacts
 from kvrun.keys.selection import KeySelection
-from kvrun.keys.session import HandleEnd, SessionInfo, SessionKeys
+from kvrun.keys.session import HandleEnd, SessionKeys, TakenKeys
 from kvrun.keys.slots import OS_IO, SlotIO
 
 
@@ -62,9 +63,10 @@ class KeyService:
         self._unreported: list[DestroyedKey] = []
         self._closed = False
         self.on_lease_end: Callable[[str], None] = lambda _reason: None
-        self.on_taken: Callable[[Sequence[SessionKeys]], None] = lambda _keys: None
+        self.on_taken: TakenKeys = lambda _keys, _owners, _tell: None
         self.on_new_service: Callable[[], object] = lambda: None
         self.selection = KeySelection(self)
+        self.listing = KeyListing(self.ring, ring, limits)
 
     @classmethod
     def open(
@@ -130,9 +132,19 @@ class KeyService:
         return self._ring.epoch
 
     @property
+    def slots_path(self) -> Path:
+        """The file of tenants' and sessions' keys."""
+        return self._ring.store.slots.path
+
+    @property
     def recovery(self) -> RecoveryReport:
         """What opening the folder had to finish or repair."""
         return self._ring.recovery
+
+    @property
+    def recovery_text(self) -> str:
+        """Of ``recovery`` what users may notice, for people."""
+        return self.recovery.text
 
     @property
     def leased(self) -> bool:
@@ -209,7 +221,7 @@ class KeyService:
         if not create:
             return None if reason else entry
         if entry is not None and reason:
-            self._unreported += self._destroy({entry: reason}, {})
+            self._unreported += self._destroyer.destroy_now({entry: reason}, {})
             entry = None
         if entry is None:
             make_room(self._ring, self._limits, tenant, lambda e: self._drop_expired(e, now))
@@ -274,7 +286,8 @@ class KeyService:
             }
             empty = [t for t in self._ring.tenants() if self._is_abandoned(t, victims, now)]
             if victims or empty:
-                self._unreported += self._destroy(victims, dict.fromkeys(empty, "idle"))
+                idle_tenants = dict.fromkeys(empty, "idle")
+                self._unreported += self._destroyer.destroy_now(victims, idle_tenants)
             idle = self._limits.idle_timeout_s
             # What a crash may forget of a use: a hundredth of the timeout, an hour at most.
             self._persist_use(min(3600.0, 3600.0 if idle is None else idle / 100))
@@ -287,31 +300,27 @@ class KeyService:
             done, self._unreported = self._unreported, []
             return done
 
-    def sessions(self) -> Iterator[SessionInfo]:
-        """All sessions with their ids, read from the slots one by one; changes meanwhile may or
-        may not show."""
+    @contextmanager
+    def ring(self) -> Iterator[Keyring]:
+        """The key ring, with the lock held. Raises KeyUnavailableError when it cannot be used."""
         with self._lock:
             self._check_open()
-            entries = self._ring.sessions()
-        for entry in entries:
-            with self._lock:
-                self._check_open()
-                # It may have been destroyed, or replaced, since the list was taken.
-                if entry.tenant.sessions.get(entry.tag) is not entry:
-                    continue
-                with self._ring.opened(entry) as opened:
-                    info = SessionInfo(
-                        opened.scope.tenant,
-                        opened.scope.session,
-                        opened.tenant_ref,
-                        session_ref(opened.name_key, opened.scope),
-                        entry.generation,
-                        entry.key_id.hex(),
-                        entry.created,
-                        entry.used,
-                        self._handles.is_alive(entry),
-                    )
-            yield info
+            yield self._ring
+
+    def living(
+        self, key_ids: Iterable[bytes], *, within_s: float | None
+    ) -> dict[bytes, SessionEntry] | None:
+        """Those of the sessions' keys that exist.
+
+        None where keys are being destroyed for longer than ``within_s``, and nobody could look.
+        """
+        if not self._lock.acquire(timeout=-1 if within_s is None else within_s):
+            return None
+        try:
+            found = ((key_id, self._ring.session_of(key_id)) for key_id in key_ids)
+            return {key_id: entry for key_id, entry in found if entry is not None}
+        finally:
+            self._lock.release()
 
     def close(self) -> None:
         """Write last uses, end every handle, zero all keys in memory, close the root."""
@@ -330,23 +339,14 @@ class KeyService:
                 self._ring.close()
                 self._root.close()
 
-    def _destroy(
-        self, victims: Mapping[SessionEntry, str], tenants: Mapping[TenantEntry, str]
-    ) -> list[DestroyedKey]:
-        return self._destroyer.destroy_now(victims, tenants)
-
     def _drop_expired(self, entries: Iterable[SessionEntry], now: float) -> None:
         expired = {e: reason for e in entries if (reason := self._expiry(e, now))}
         if expired:
-            self._unreported += self._destroy(expired, {})
+            self._unreported += self._destroyer.destroy_now(expired, {})
 
     def _persist_use(self, granularity_s: float) -> None:
-        moved: Sequence[SessionEntry] = [
-            entry
-            for entry in self._ring.sessions()
-            if entry.used - entry.used_on_disk > granularity_s
-        ]
-        self._ring.persist_use(moved)
+        used = self._ring.sessions()
+        self._ring.persist_use([e for e in used if e.used - e.used_on_disk > granularity_s])
 
     def _usable(self, handle: SessionKeys, now: float) -> bool:
         expired = self._limits.expired(handle.created_at, handle.last_used_at, now)

@@ -1,12 +1,13 @@
 """The live handle of a session's keys: seal, name blocks, and stop at once when destroyed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
 from cryptography.hazmat.primitives.hmac import HMAC
 
+from kvrun.keys.daemon_state import Pages
 from kvrun.keys.errors import KeyDestroyedError, KeyUnavailableError
 from kvrun.keys.hierarchy import (
     BLOCK_NAME_BYTES,
@@ -32,7 +33,7 @@ class SessionInfo:
     key_id: str
     created_at: float
     last_used_at: float
-    open: bool
+    expires_at: float
 
 
 class KeyUse(Protocol):
@@ -167,3 +168,7 @@ class SessionKeys:
         # A handle that fell out of the service's cache lives as long as its last holder.
         if hasattr(self, "_sealer"):
             self.end(HandleEnd.CLOSED)
+
+
+TakenKeys = Callable[[Sequence[SessionKeys], Sequence[bytes], Callable[[Pages], None]], None]
+"""See :class:`kvrun.keys.source.SessionKeySource`."""

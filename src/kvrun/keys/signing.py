@@ -4,7 +4,6 @@ One file a key, mode 0600, JSON. These keys are apart from the key hierarchy on 
 statements that must stay verifiable after everything they speak of is erased.
 """
 
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -18,14 +17,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import (
 )
 
 from kvrun.claims.claim import decode_base64url, encode_base64url, key_id_of
-from kvrun.durable import sync_folder
+from kvrun.durable import replace_private_file
 from kvrun.keys.errors import FolderBusyError, SigningKeyError
-from kvrun.keys.folder import (
-    FolderLock,
-    check_private_file,
-    private_folder,
-    write_private_file,
-)
+from kvrun.keys.folder import FolderLock, check_private_file, private_folder
 
 VERSION = 1
 DEFAULT_OVERLAP_S = 3600
@@ -41,7 +35,7 @@ class KeyPurpose(Enum):
     COSIGNATURE = "cosignature"
     """The collector's, on the checkpoints of the logs that it collects."""
     INSTANCE = "instance"
-    """Who an instance is to the control plane."""
+    """Shows a key service which of a deployment's daemons it lends to."""
     CERTIFICATE = "certificate"
     """Erasure certificates and key deletion records."""
     EVIDENCE = "evidence"
@@ -214,12 +208,7 @@ class SigningRing:
 
     def _replace(self, stored: "_StoredKey") -> None:
         """Write a key's file in one step: who reads meanwhile sees all of it or what was there."""
-        path = self._path(stored)
-        fresh = path.with_suffix(".new")
-        fresh.unlink(missing_ok=True)
-        write_private_file(fresh, msgspec.json.encode(stored))
-        os.replace(fresh, path)  # noqa: PTH105
-        sync_folder(self.folder)
+        replace_private_file(self._path(stored), msgspec.json.encode(stored))
 
     def _path(self, stored: "_StoredKey") -> Path:
         return self.folder / f"{stored.purpose}-{stored.key_id}.key.json"

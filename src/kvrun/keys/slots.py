@@ -1,16 +1,16 @@
 """The slot file: fixed-size records that are overwritten in place and survive torn writes.
 
-One page of file header, then slots of two 512-byte halves. A write goes to the half that is not
-current, so a torn write leaves the current one. Of two valid halves the higher sequence wins.
-Nothing is synced by a write: callers batch, then call ``sync`` once. Byte-exact format:
-``docs/spec/key-slots.md``.
+One page of file header, then slots of two halves, of 512 bytes each where nothing else is said.
+A write goes to the half that is not current, so a torn write leaves the current one. Of two valid
+halves the higher sequence wins. Nothing is synced by a write: callers batch, then call ``sync``
+once. Byte-exact format: ``docs/spec/key-slots.md``.
 """
 
 import hashlib
 import mmap
 import os
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -21,23 +21,17 @@ from kvrun.keys.errors import ReadBackError, SlotFileError
 from kvrun.keys.folder import check_private_file
 
 HALF_BYTES = 512
-SLOT_BYTES = 2 * HALF_BYTES
 PAGE_BYTES = 4096
-BODY_BYTES = 460
 VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
 class SlotRecord:
-    """What a half holds: ``kind`` (1..65535), ``sequence`` and up to 460 bytes of body."""
+    """What a half holds: ``kind`` (1..65535), ``sequence`` and a body, 52 bytes less than it."""
 
     kind: int
     sequence: int
     body: memoryview
-
-
-Renew = Callable[[int, int, memoryview], int]
-"""Given slot, kind and body, puts another body into ``renewed``; its length, or 0: it stays."""
 
 
 class ReadBack(Enum):
@@ -83,10 +77,9 @@ OS_IO = OsSlotIO()
 class SlotFile:
     """A file of slots, opened by one owner at a time (the caller holds the folder's lock).
 
-    ``scratch`` (512 bytes) is where halves are built and read; give it locked memory when bodies
-    hold a key in the clear. A record's body is a view into it, valid until the next call.
-    The first slot of every ``group_slots`` is for the owner's use; ``take_free`` never gives it.
-    Not thread-safe.
+    ``half_bytes`` is a multiple of 512. ``scratch``, as long as a half, is where halves are built
+    and read; give it locked memory when bodies hold a key in the clear. A record's body is a view
+    into it, valid until the next call. Not thread-safe.
     """
 
     def __init__(
@@ -94,19 +87,22 @@ class SlotFile:
         path: Path,
         *,
         grow_by: int = 256,
-        group_slots: int = 0,
+        half_bytes: int = HALF_BYTES,
         scratch: memoryview | None = None,
         io: SlotIO = OS_IO,
     ) -> None:
         self.path = path
         self._io = io
         self._grow_by = grow_by
-        self._group_slots = group_slots
+        self._half_bytes, self._slot_bytes = half_bytes, 2 * half_bytes
+        self._checked = half_bytes - _DIGEST_BYTES
+        self._zeros = bytes(half_bytes)
         # Whole stretches are read at once, except where bodies must stay in the scratch memory.
-        self._scan_slots = 1 if scratch is not None else _SCAN_SLOTS
-        self._scratch = memoryview(bytearray(HALF_BYTES)) if scratch is None else scratch
+        self._scan_slots = 1 if scratch is not None else max(2, _SCAN_BYTES // self._slot_bytes)
+        self._scratch = memoryview(bytearray(half_bytes)) if scratch is None else scratch
         self._current = bytearray()  # per slot: 0 = empty, 1 = half A, 2 = half B
         self._sequence = 0
+        self._file_id = b""
         self._free: list[int] = []
         existed = path.exists()
         if existed:
@@ -124,6 +120,16 @@ class SlotFile:
         """Number of slots in the file, free ones included."""
         return len(self._current)
 
+    @property
+    def sequence(self) -> int:
+        """The highest sequence of any record."""
+        return self._sequence
+
+    @property
+    def file_id(self) -> bytes:
+        """16 random bytes that tell this file from another one in its place; copies share them."""
+        return self._file_id
+
     def read(self, slot: int) -> SlotRecord | None:
         """The current record of a slot, or None when it is free."""
         current = self._current[slot]
@@ -133,11 +139,6 @@ class SlotFile:
         if record is None:
             raise SlotFileError(f"Slot {slot} of {self.path} does not check out any more")
         return record
-
-    def read_earlier(self, slot: int) -> SlotRecord | None:
-        """The record before the current one, where its half still holds it."""
-        current = self._current[slot]
-        return self._read_half(slot, 2 - current) if current else None
 
     def records(self) -> Iterator[tuple[int, SlotRecord]]:
         """Every occupied slot in order. The caller must not write meanwhile.
@@ -154,71 +155,62 @@ class SlotFile:
             for slot, kind, sequence, body in self._occupied(first, self._scan_slots):
                 yield slot, SlotRecord(kind, sequence, body)
 
-    @property
-    def renewed(self) -> memoryview:
-        """Where a body goes that replaces another, see ``rewrite``."""
-        return self._scratch[_HALF.size : _CHECKED]
-
-    def rewrite(self, first: int, count: int, renew: Renew) -> None:
-        """Have the bodies of the occupied ones among ``count`` slots renewed, read at one go.
-
-        Checksums are not looked at: this is for bodies that authenticate themselves. No sync.
-        """
-        target = self._scratch
-        whole, checked, place = target[:HALF_BYTES], target[:_CHECKED], target[_CHECKED:HALF_BYTES]
-        current = self._current
-        for slot, kind, _, body in self._occupied(first, count):
-            if length := renew(slot, kind, body):
-                half = 1 if current[slot] == 1 else 0
-                self._sequence += 1
-                _HALF.pack_into(target, 0, _MAGIC, VERSION, kind, self._sequence, length, 0)
-                checked[_HALF.size + length :] = _ZEROS[: BODY_BYTES - length]
-                place[:] = self._checksum(checked, slot, half)
-                self._io.pwrite(self._descriptor, whole, _offset(slot, half))
-                current[slot] = half + 1
-
     def take_free(self) -> int:
         """A free slot, growing the file when there is none. It stays free until written."""
         if not self._free:
             self._grow()
         return self._free.pop()
 
+    def give_back(self, slots: Sequence[int]) -> None:
+        """Slots that ``take_free`` gave and nobody wrote."""
+        self._free.extend(reversed(slots))
+
+    def leap(self, sequence: int) -> None:
+        """Have every later record come after all that a copy of this file can hold, one that went
+        on from ``sequence`` by 2^32 records included."""
+        self._sequence = max(self._sequence, sequence) + _LEAP
+
+    def reserve(self, slot: int) -> None:
+        """Have the file grow until it has this slot."""
+        while slot >= self.count:
+            self._grow()
+
     def write(self, slot: int, kind: int, body: bytes | memoryview) -> None:
         """Put a record into the half that is not current and make that one current. No sync."""
-        if not 0 < len(body) <= BODY_BYTES or not 0 < kind < 65536:
+        most = self._checked - _HALF.size
+        if not 0 < len(body) <= most or not 0 < kind < 65536:
             raise SlotFileError(
-                f"A slot holds 1 to {BODY_BYTES} bytes of a kind from 1 to 65535, "
+                f"A slot holds 1 to {most} bytes of a kind from 1 to 65535, "
                 f"not {len(body)} bytes of kind {kind}"
             )
         half = 1 if self._current[slot] == 1 else 0
         self._sequence += 1
-        target = self._scratch
+        target, end, checked = self._scratch, _HALF.size + len(body), self._checked
         _HALF.pack_into(target, 0, _MAGIC, VERSION, kind, self._sequence, len(body), 0)
-        target[_HALF.size : _HALF.size + len(body)] = body
-        target[_HALF.size + len(body) : _CHECKED] = _ZEROS[: BODY_BYTES - len(body)]
-        target[_CHECKED:HALF_BYTES] = self._checksum(target[:_CHECKED], slot, half)
-        self._io.pwrite(self._descriptor, target[:HALF_BYTES], _offset(slot, half))
+        target[_HALF.size : end] = body
+        target[end:checked] = self._zeros[: checked - end]
+        target[checked : self._half_bytes] = self._checksum(target[:checked], slot, half)
+        self._io.pwrite(self._descriptor, target[: self._half_bytes], self._offset(slot, half))
         self._current[slot] = half + 1
 
     def zero_stale_halves(self, slots: Sequence[int]) -> ReadBack:
         """Zero the half beside the current one, sync, and read back that it is zero."""
-        places = [_offset(slot, 2 - self._current[slot]) for slot in slots]
+        places = [self._offset(slot, 2 - self._current[slot]) for slot in slots]
         for place in places:
-            self._io.pwrite(self._descriptor, _ZEROS, place)
+            self._io.pwrite(self._descriptor, self._zeros, place)
         self.sync()
         return self._verify_zero(places)
 
     def erase(self, slots: Sequence[int]) -> ReadBack:
         """Zero both halves of the slots, sync, read back, and make the slots free again."""
-        places = [_offset(slot, half) for slot in slots for half in (0, 1)]
+        places = [self._offset(slot, half) for slot in slots for half in (0, 1)]
         for place in places:
-            self._io.pwrite(self._descriptor, _ZEROS, place)
+            self._io.pwrite(self._descriptor, self._zeros, place)
         self.sync()
         way = self._verify_zero(places)
         for slot in slots:
             self._current[slot] = 0
-            if not self._for_owner(slot):
-                self._free.append(slot)
+            self._free.append(slot)
         return way
 
     def scrub_torn(self) -> list[int]:
@@ -247,7 +239,7 @@ class SlotFile:
         got = self._io.pread_into(self._descriptor, memoryview(head), 0)
         if size <= PAGE_BYTES and _is_unfinished(head):
             # New, or its creation was cut short: nothing can have been stored.
-            fields = _FILE.pack(_FILE_MAGIC, VERSION, HALF_BYTES, 0, os.urandom(16))
+            fields = _FILE.pack(_FILE_MAGIC, VERSION, self._half_bytes, 0, os.urandom(16))
             head[:] = fields + hashlib.sha256(fields).digest() + bytes(PAGE_BYTES - _FILE.size - 32)
             self._io.pwrite(self._descriptor, bytes(head), 0)
             self.sync()
@@ -259,15 +251,15 @@ class SlotFile:
             raise SlotFileError(f"{self.path} is not a slot file")
         if head[_FILE.size : _FILE.size + 32] != _digest_of(head):
             raise SlotFileError(f"The header of {self.path} is damaged")
-        if (version, half_bytes) != (VERSION, HALF_BYTES):
+        if (version, half_bytes) != (VERSION, self._half_bytes):
             raise SlotFileError(
                 f"{self.path} has slot format {version} with halves of {half_bytes} bytes; "
-                f"this version reads format {VERSION} with {HALF_BYTES}"
+                f"this version reads format {VERSION} with {self._half_bytes}"
             )
 
     def _map_free_slots(self) -> None:
         size = os.fstat(self._descriptor).st_size
-        self._current = bytearray(max(0, size - PAGE_BYTES) // SLOT_BYTES)
+        self._current = bytearray(max(0, size - PAGE_BYTES) // self._slot_bytes)
         best = 0
         for slot, half, record in self._halves():
             if half == 0:
@@ -277,14 +269,7 @@ class SlotFile:
                 self._current[slot] = half + 1
                 self._sequence = max(self._sequence, best)
         # Low slots first: the list is used from its end.
-        self._free = [
-            slot
-            for slot in reversed(range(self.count))
-            if not self._current[slot] and not self._for_owner(slot)
-        ]
-
-    def _for_owner(self, slot: int) -> bool:
-        return bool(self._group_slots) and slot % self._group_slots == 0
+        self._free = [slot for slot in reversed(range(self.count)) if not self._current[slot]]
 
     def _halves(self) -> Iterator[tuple[int, int, SlotRecord | None]]:
         if self._scan_slots == 1:
@@ -292,46 +277,49 @@ class SlotFile:
                 for half in (0, 1):
                     yield slot, half, self._read_half(slot, half)
             return
-        stretch = memoryview(bytearray(self._scan_slots * SLOT_BYTES))
+        stretch = memoryview(bytearray(self._scan_slots * self._slot_bytes))
         for start in range(0, self.count, self._scan_slots):
-            got = self._io.pread_into(self._descriptor, stretch, _offset(start, 0))
+            got = self._io.pread_into(self._descriptor, stretch, self._offset(start, 0))
             for slot in range(start, min(start + self._scan_slots, self.count)):
                 for half in (0, 1):
-                    at = (slot - start) * SLOT_BYTES + half * HALF_BYTES
-                    whole = at + HALF_BYTES <= got
-                    raw = stretch[at : at + HALF_BYTES]
+                    at = (slot - start) * self._slot_bytes + half * self._half_bytes
+                    whole = at + self._half_bytes <= got
+                    raw = stretch[at : at + self._half_bytes]
                     yield slot, half, self._parse(raw, slot, half) if whole else None
 
     def _occupied(self, first: int, count: int) -> Iterator[tuple[int, int, int, memoryview]]:
         count = min(count, self.count - first)
-        content = memoryview(bytearray(count * SLOT_BYTES))
-        self._io.pread_into(self._descriptor, content, _offset(first, 0))
+        content = memoryview(bytearray(count * self._slot_bytes))
+        self._io.pread_into(self._descriptor, content, self._offset(first, 0))
         for number in range(count):
             current = self._current[first + number]
             if current:
-                at = number * SLOT_BYTES + (current - 1) * HALF_BYTES
+                at = number * self._slot_bytes + (current - 1) * self._half_bytes
                 _, _, kind, sequence, length, _ = _HALF.unpack_from(content, at)
-                body = content[at + _HALF.size : at + _HALF.size + min(length, BODY_BYTES)]
+                start = at + _HALF.size
+                body = content[start : min(start + length, at + self._checked)]
                 yield first + number, kind, sequence, body
 
     def _read_half(self, slot: int, half: int) -> SlotRecord | None:
-        target = self._scratch[:HALF_BYTES]
-        if self._io.pread_into(self._descriptor, target, _offset(slot, half)) != HALF_BYTES:
+        target = self._scratch[: self._half_bytes]
+        if self._io.pread_into(self._descriptor, target, self._offset(slot, half)) != len(target):
             return None
         return self._parse(target, slot, half)
 
     def _parse(self, raw: memoryview, slot: int, half: int) -> SlotRecord | None:
         magic, version, kind, sequence, length, zero = _HALF.unpack_from(raw)
-        if magic != _MAGIC or version != VERSION or zero or not 0 < length <= BODY_BYTES:
+        if magic != _MAGIC or version != VERSION or zero:
             return None
-        if raw[_CHECKED:] != self._checksum(raw[:_CHECKED], slot, half):
+        if not 0 < length <= self._checked - _HALF.size:
+            return None
+        if raw[self._checked :] != self._checksum(raw[: self._checked], slot, half):
             return None
         return SlotRecord(kind, sequence, raw[_HALF.size : _HALF.size + length])
 
     def _dirty(self, slot: int) -> bool:
-        content = bytearray(SLOT_BYTES)
-        self._io.pread_into(self._descriptor, memoryview(content), _offset(slot, 0))
-        return content != _ZERO_SLOT
+        content = bytearray(self._slot_bytes)
+        self._io.pread_into(self._descriptor, memoryview(content), self._offset(slot, 0))
+        return any(content)
 
     def _checksum(self, checked: memoryview, slot: int, half: int) -> bytes:
         # Bound to file and place, so that a half copied elsewhere is as invalid as a torn one.
@@ -342,18 +330,24 @@ class SlotFile:
     def _grow(self) -> None:
         # Real zeros, not a hole: later overwrites then touch no metadata and stay in place.
         start = self.count
-        end = PAGE_BYTES + start * SLOT_BYTES
-        self._io.pwrite(self._descriptor, bytes(self._grow_by * SLOT_BYTES), end)
+        end = self._offset(start, 0)
+        self._io.pwrite(self._descriptor, bytes(self._grow_by * self._slot_bytes), end)
         self.sync()
         self._current.extend(bytes(self._grow_by))
-        fresh = reversed(range(start, self.count))
-        self._free.extend(slot for slot in fresh if not self._for_owner(slot))
+        self._free.extend(reversed(range(start, self.count)))
+
+    def _offset(self, slot: int, half: int) -> int:
+        return PAGE_BYTES + slot * self._slot_bytes + half * self._half_bytes
 
     def _verify_zero(self, places: Sequence[int]) -> ReadBack:
-        pages = sorted({place // PAGE_BYTES for place in places})
-        wanted: dict[int, list[int]] = {page: [] for page in pages}
-        for place in places:
-            wanted[place // PAGE_BYTES].append(place % PAGE_BYTES)
+        wanted: dict[int, list[tuple[int, int]]] = {}
+        for place in sorted(places):
+            for page in range(
+                place // PAGE_BYTES, (place + self._half_bytes - 1) // PAGE_BYTES + 1
+            ):
+                first = page * PAGE_BYTES
+                end = min(place + self._half_bytes - first, PAGE_BYTES)
+                wanted.setdefault(page, []).append((max(place - first, 0), end))
         way = ReadBack.DIRECT
         try:
             descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
@@ -361,10 +355,10 @@ class SlotFile:
             descriptor, way = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC), ReadBack.CACHED
         buffer = mmap.mmap(-1, PAGE_BYTES)  # O_DIRECT wants aligned memory
         try:
-            for page, starts in wanted.items():
+            for page, spans in wanted.items():
                 os.preadv(descriptor, [buffer], page * PAGE_BYTES)
-                for start in starts:
-                    if buffer[start : start + HALF_BYTES] != _ZEROS:
+                for start, end in spans:
+                    if buffer[start:end] != self._zeros[: end - start]:
                         raise ReadBackError(
                             f"{self.path} still holds data at byte {page * PAGE_BYTES + start} "
                             "after it was overwritten with zeros"
@@ -380,10 +374,9 @@ _FILE = struct.Struct(">8sHHI16s")
 _MAGIC = b"KSL1"
 _HALF = struct.Struct(">4sHHQHH")
 _PLACE = struct.Struct(">IB")
-_CHECKED = HALF_BYTES - 32
-_ZEROS = bytes(HALF_BYTES)
-_ZERO_SLOT = bytes(SLOT_BYTES)
-_SCAN_SLOTS = 256
+_DIGEST_BYTES = 32
+_SCAN_BYTES = 1 << 18
+_LEAP = 1 << 32
 
 
 def _is_unfinished(head: bytearray) -> bool:
@@ -394,7 +387,3 @@ def _is_unfinished(head: bytearray) -> bool:
 
 def _digest_of(head: bytearray) -> bytes:
     return hashlib.sha256(head[: _FILE.size]).digest()
-
-
-def _offset(slot: int, half: int) -> int:
-    return PAGE_BYTES + slot * SLOT_BYTES + half * HALF_BYTES

@@ -1,15 +1,17 @@
 """What an instance works with for keys, whoever has them: this process or a key service."""
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 from kvrun.keys.canary import KeyCanary
+from kvrun.keys.daemon_state import DaemonState
 from kvrun.keys.destruction import DestroyedKey
 from kvrun.keys.filesystem import ClaimClass
+from kvrun.keys.listing import SessionListing
 from kvrun.keys.locked import Protection
 from kvrun.keys.root import RootFacts
 from kvrun.keys.selection import Destruction, Selection
-from kvrun.keys.session import SessionInfo, SessionKeys
+from kvrun.keys.session import SessionKeys, TakenKeys
 
 
 class KeySelecting(Protocol):
@@ -27,8 +29,24 @@ class KeySelecting(Protocol):
         """Those of the ids whose keys still exist."""
         ...
 
-    def destroy(self, key_ids: Collection[str]) -> Destruction:
-        """Destroy those of the keys that exist; no process can use them when this returns."""
+    def destroy(
+        self, key_ids: Collection[str], *, erasure: str = "", owners: Collection[bytes] = ()
+    ) -> Destruction:
+        """Destroy those of the keys that exist; this process cannot use them when this returns.
+
+        Other daemons are told to let go of them and to have engines zero the pages of ``owners``,
+        where an ``erasure`` is named all of them; ``settle`` says what they answered.
+        """
+        ...
+
+    def settle(
+        self, erasure: str, daemons: Sequence[str], *, pages_within_s: float | None
+    ) -> list[DaemonState]:
+        """What these daemons, told of an erasure, said.
+
+        Returns once no other process can use its keys and each spoke of its pages or that time is
+        over; with None at once. Raises KeysError where nobody can be asked.
+        """
         ...
 
     def opens(self, canaries: Sequence[KeyCanary]) -> list[KeyCanary]:
@@ -47,18 +65,24 @@ class KeySelecting(Protocol):
 class SessionKeySource(Protocol):
     """The keys of one deployment's sessions: see :class:`kvrun.keys.service.KeyService`.
 
-    ``on_lease_end`` is told that no key may be used any more; ``on_taken`` of keys that were
-    destroyed for somebody else; ``on_new_service`` is called before the keys of a service that was
+    ``on_lease_end`` is told that no key may be used any more; ``on_taken(keys, owners, tell)`` of
+    keys that were destroyed for somebody else, and calls ``tell`` when engines zeroed their pages
+    and those of ``owners``; ``on_new_service`` is called before the keys of a service that was
     started anew are used.
     """
 
     on_lease_end: Callable[[str], None]
-    on_taken: Callable[[Sequence[SessionKeys]], None]
+    on_taken: TakenKeys
     on_new_service: Callable[[], object]
 
     @property
     def selection(self) -> KeySelecting:
         """What erasures look at."""
+        ...
+
+    @property
+    def listing(self) -> SessionListing:
+        """Who has keys."""
         ...
 
     @property
@@ -92,6 +116,11 @@ class SessionKeySource(Protocol):
         ...
 
     @property
+    def recovery_text(self) -> str:
+        """What opening the key folder cost, for people; empty where that is nothing."""
+        ...
+
+    @property
     def session_count(self) -> int:
         """Number of sessions with a key."""
         ...
@@ -118,10 +147,6 @@ class SessionKeySource(Protocol):
 
     def destroyed_by_use(self) -> list[DestroyedKey]:
         """What was destroyed by use since somebody asked."""
-        ...
-
-    def sessions(self) -> Iterator[SessionInfo]:
-        """All sessions with their ids."""
         ...
 
     def close(self) -> None:

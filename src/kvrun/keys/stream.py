@@ -91,6 +91,11 @@ class PeerProcess:
             self._descriptor = os.pidfd_open(self.pid)
 
     @property
+    def seen(self) -> bool:
+        """Whether its end can be seen from here."""
+        return self._descriptor >= 0
+
+    @property
     def ended(self) -> bool:
         """Whether it ended; False where nobody can tell."""
         if self._descriptor < 0:

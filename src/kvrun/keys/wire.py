@@ -5,14 +5,13 @@ the message's name. Session keys are in no message. Behind a ``lent`` come exact
 which go from locked memory to locked memory.
 """
 
-import hmac
 import struct
-from hashlib import sha256
 from typing import Any
 
 import msgspec
 
 from kvrun.keys.canary import KeyCanary
+from kvrun.keys.daemon_state import DaemonState, Pages
 from kvrun.keys.destruction import DestroyedKey
 from kvrun.keys.errors import (
     KeyDestroyedError,
@@ -23,18 +22,17 @@ from kvrun.keys.errors import (
     ScopeError,
     SessionLimitError,
 )
+from kvrun.keys.listing import SessionPage, SessionsAsked, TenantPage, TenantsAsked
 from kvrun.keys.locked import Protection
 from kvrun.keys.root import RootFacts
 from kvrun.keys.selection import SelectedKey
-from kvrun.keys.session import SessionInfo
-from kvrun.keys.wrap import prefixed
 
-VERSION = 1
+VERSION = 3
 TOKEN_BYTES = 32
 NONCE_BYTES = 32
 LENT_BYTES = 96
 LENGTH_BYTES = 4
-MAX_REQUEST_BYTES = 16 << 20
+MAX_REQUEST_BYTES = 64 << 20
 MAX_ANSWER_BYTES = 64 << 20
 
 
@@ -59,14 +57,19 @@ class Challenge(Message, frozen=True, tag="challenge"):
 
 
 class Hello(Message, frozen=True, tag="hello"):
-    """A daemon says who it is. ``holds`` are the ids of keys that it has from before."""
+    """A daemon says who it is. ``holds`` are the ids of keys that it has from before.
+
+    ``instance``: the public half of its instance key, with which ``signature`` is made.
+    """
 
     version: int
     workspace: str
     deployment: str
     name: str
+    instance: bytes
     nonce: bytes
     proof: bytes
+    signature: bytes
     holds: list[bytes] = []
 
 
@@ -166,10 +169,16 @@ class Names(Message, frozen=True, tag="names"):
 
 
 class Destroy(Message, frozen=True, tag="destroy"):
-    """Destroy these keys (ids in hex) and have everybody let go of them."""
+    """Destroy these keys (ids in hex) and have everybody let go of them.
+
+    ``erasure`` names the wish for ``settle``; it may be repeated, and tells who came since.
+    ``owners`` is what engines call the pages.
+    """
 
     call: int
+    erasure: str
     key_ids: list[str]
+    owners: list[bytes] = []
 
 
 class Expire(Message, frozen=True, tag="expire"):
@@ -180,11 +189,31 @@ class Expire(Message, frozen=True, tag="expire"):
 
 
 class Gone(Message, frozen=True, tag="gone"):
-    """What was destroyed, and which daemons have not said that they let go of it."""
+    """What was destroyed, and which daemons were told, by process id and name."""
 
     call: int
     keys: list[DestroyedKey]
-    unconfirmed: list[str] = []
+    told: list[tuple[int, str]] = []
+
+
+class Settle(Message, frozen=True, tag="settle"):
+    """What became of an erasure at these daemons.
+
+    With ``pages_within_s`` it is answered once none of them can use its keys, and each spoke of its
+    pages or that time is over; with nil at once.
+    """
+
+    call: int
+    erasure: str
+    daemons: list[str]
+    pages_within_s: float | None
+
+
+class Settled(Message, frozen=True, tag="settled"):
+    """The state of each daemon, in the order that was asked."""
+
+    call: int
+    states: list[DaemonState]
 
 
 class Opens(Message, frozen=True, tag="opens"):
@@ -222,18 +251,32 @@ class Done(Message, frozen=True, tag="done"):
     value: bool
 
 
-class ListSessions(Message, frozen=True, tag="list"):
-    """Every session."""
+class ListTenants(Message, frozen=True, tag="tenants"):
+    """Some of the tenants that have sessions."""
 
     call: int
+    asked: TenantsAsked
 
 
-class SessionPage(Message, frozen=True, tag="page"):
-    """Some of them; after the ``last`` page there is no more."""
+class ListedTenants(Message, frozen=True, tag="tenants_page"):
+    """Those."""
 
     call: int
-    rows: list[SessionInfo]
-    last: bool
+    page: TenantPage
+
+
+class ListSessions(Message, frozen=True, tag="sessions"):
+    """Some of a tenant's sessions."""
+
+    call: int
+    asked: SessionsAsked
+
+
+class ListedSessions(Message, frozen=True, tag="sessions_page"):
+    """Those."""
+
+    call: int
+    page: SessionPage
 
 
 class Failed(Message, frozen=True, tag="failed"):
@@ -246,16 +289,27 @@ class Failed(Message, frozen=True, tag="failed"):
 
 
 class End(Message, frozen=True, tag="end"):
-    """Let go of these keys now, and say so with the same number."""
+    """Let go of these keys now, and say so with the same number.
+
+    Then have engines zero the pages of the sessions, and of these ``owners``, and say that too.
+    """
 
     number: int
     key_ids: list[bytes]
+    owners: list[bytes] = []
 
 
 class Ended(Message, frozen=True, tag="ended"):
     """They are zeroed."""
 
     number: int
+
+
+class Cleared(Message, frozen=True, tag="cleared"):
+    """Every engine answered; said again when pages that were held are zeroed."""
+
+    number: int
+    pages: Pages
 
 
 class LeaseOver(Message, frozen=True, tag="lease_over"):
@@ -269,12 +323,12 @@ class Bye(Message, frozen=True, tag="bye"):
 
 
 Request = (
-    Hello | Renew | Acquire | Select | Named | Living | Destroy | Expire | Opens | EpochLives
-    | Rotate | ListSessions | Ended | Bye
+    Hello | Renew | Acquire | Select | Named | Living | Destroy | Settle | Expire | Opens
+    | EpochLives | Rotate | ListTenants | ListSessions | Ended | Cleared | Bye
 )  # fmt: skip
 Answer = (
-    Challenge | Welcome | Renewed | Lent | Absent | Selected | Names | Gone | Opened | Done
-    | SessionPage | Failed | End | LeaseOver
+    Challenge | Welcome | Renewed | Lent | Absent | Selected | Names | Gone | Settled | Opened
+    | Done | ListedTenants | ListedSessions | Failed | End | LeaseOver
 )  # fmt: skip
 
 
@@ -300,19 +354,6 @@ def decode_request(payload: bytes | bytearray) -> Request:
 def decode_answer(payload: bytes | bytearray) -> Answer:
     """What a key service said. Raises WireError."""
     return _decode(_ANSWERS, payload)  # type: ignore[no-any-return]
-
-
-def hello_proof(token: bytes, challenge: Challenge, hello: Hello) -> bytes:
-    """Shows that a daemon has the token, here and now: both nonces are new every time."""
-    names = (hello.workspace, hello.deployment, hello.name)
-    fields = (challenge.nonce, challenge.service, hello.nonce, *(name.encode() for name in names))
-    return hmac.digest(token, b"kvrun/key-service/hello/v1\0" + prefixed(*fields), sha256)
-
-
-def welcome_proof(token: bytes, challenge: Challenge, hello: Hello) -> bytes:
-    """Shows that the service has the token."""
-    fields = prefixed(challenge.nonce, challenge.service, hello.nonce)
-    return hmac.digest(token, b"kvrun/key-service/welcome/v1\0" + fields, sha256)
 
 
 def failure(call: int, error: KeysError) -> Failed:

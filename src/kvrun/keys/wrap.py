@@ -1,7 +1,7 @@
 """Wrapping keys with AES-256-GCM under a context that is authenticated, not stored.
 
 A wrap is a random 12-byte nonce, the ciphertext and a 16-byte tag. The nonce limit of 2^32 wraps
-under one key (SP 800-38D) is out of reach: a wrapping key lives for one epoch.
+under one key (SP 800-38D) is out of reach: a key wraps a few records, or lives for one epoch.
 """
 
 from cryptography.exceptions import InvalidTag
@@ -34,12 +34,13 @@ class KeyWrapper:
     def __init__(self, key: memoryview | bytearray, random_into: RandomInto) -> None:
         self._cipher = AESGCM(key)
         self._random_into = random_into
-        self._nonces = memoryview(bytearray(_POOLED_NONCES * NONCE_BYTES))
+        self._nonces = memoryview(b"")  # made at the first wrap
         self._nonces_used = _POOLED_NONCES
 
     def wrap_into(self, aad: bytes, secret: memoryview, out: memoryview) -> None:
         """Wrap ``secret`` into ``out``, exactly ``len(secret) + OVERHEAD_BYTES`` long."""
         if self._nonces_used == _POOLED_NONCES:
+            self._nonces = self._nonces or memoryview(bytearray(_POOLED_NONCES * NONCE_BYTES))
             self._random_into(self._nonces)
             self._nonces_used = 0
         start = self._nonces_used * NONCE_BYTES
@@ -74,39 +75,5 @@ class KeyWrapper:
             ) from None
 
 
-class Moving:
-    """Takes what is ``size`` bytes below one wrap and puts it under another, many times.
-
-    ``out`` is where the new wrap goes, ``size + OVERHEAD_BYTES`` long.
-    """
-
-    def __init__(self, target: KeyWrapper, size: int, out: memoryview) -> None:
-        self._target = target._cipher
-        self._random_into = target._random_into
-        self._inner = memoryview(bytearray(size))
-        self._nonce, self._sealed = out[:NONCE_BYTES], out[NONCE_BYTES:]
-        self._wrapped_bytes = size + OVERHEAD_BYTES
-        self._nonces = memoryview(bytearray(_MOVED_AT_ONCE * NONCE_BYTES))
-        self._nonce_at = len(self._nonces)
-
-    def move(self, source: KeyWrapper, aad: bytes, wrapped: memoryview, fresh_aad: bytes) -> None:
-        """Wrap it again into ``out``. Raises WrapError when it does not open under ``source``."""
-        if len(wrapped) != self._wrapped_bytes:
-            raise WrapError(f"A wrap has {self._wrapped_bytes} bytes here, not {len(wrapped)}")
-        inner, at = self._inner, self._nonce_at
-        try:
-            source._cipher.decrypt_into(wrapped[:NONCE_BYTES], wrapped[NONCE_BYTES:], aad, inner)
-        except InvalidTag:
-            inner[:] = bytes(len(inner))
-            raise WrapError("A wrapped key does not open") from None
-        if at == len(self._nonces):
-            self._random_into(self._nonces)
-            at = 0
-        self._nonce_at = at + NONCE_BYTES
-        self._nonce[:] = self._nonces[at : at + NONCE_BYTES]
-        self._target.encrypt_into(self._nonce, inner, fresh_aad, self._sealed)
-
-
 _POOLED_NONCES = 16
-_MOVED_AT_ONCE = 64
 _LABEL = b"kvrun/key-wrap/v1\x00"
