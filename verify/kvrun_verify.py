@@ -277,7 +277,8 @@ EVENTS = set(
     "allocated sealed opened reused evicted persisted restored moved denied expired erased"
     " integrity_failure key_created key_leased key_rotated key_destroyed session_opened"
     " session_closed policy_activated policy_rejected deployment_created deployment_started"
-    " deployment_stopped deployment_deleted signed_in role_changed log_opened log_closed"
+    " deployment_stopped deployment_deleted deployment_asked signed_in role_changed log_opened"
+    " log_closed"
     " log_collected log_read whois heartbeat gap instance_retired log_alert"
     " alert_acknowledged log_pruned certified".split()
 )
@@ -350,6 +351,7 @@ STATEMENT = {
     "predicate": PREDICATE,
     "subject": [{"digest": {"sha256": str}, "name": str}],
 }
+LOG_PROOF = {"format": str, "key": str, "proof": str, "record": str}
 DOCUMENT = {
     "envelope": {
         "payload": str,
@@ -403,7 +405,9 @@ def read_anchor(data: bytes) -> dict:
     return {"keys": keys, "logs": logs, "witnesses": witnesses, "revoked_logs": revoked}
 
 
-def check_certificate(data: bytes, *, anchor=None, now: float, opening=None, subject=None) -> list:
+def check_certificate(
+    data: bytes, *, anchor=None, now: float, opening=None, subject=None, log_proof=None
+) -> list:
     """Every check as (name, verdict, code, detail). ``anchor`` as :func:`read_anchor` gives it."""
     checks: list = []
 
@@ -447,13 +451,26 @@ def check_certificate(data: bytes, *, anchor=None, now: float, opening=None, sub
 
     revoked = anchor["revoked_logs"] if anchor else {}
     named = bool(anchor and (anchor["logs"] or revoked))
-    log_keys = [parts["log_key"]]
-    if named:  # no other log may speak for the one that is named
-        log_keys = [key for key in anchor["logs"] if key["name"] == stated["log"]]
-        log_keys += [log_key(stated["log"], raw) for raw in revoked]
     witnesses = anchor["witnesses"] if anchor else []
-    tree = open_checkpoint(parts["checkpoint"], log_keys, witnesses)
-    log_problem = check_log(parts, stated, tree, revoked)
+    logged, digest = parts["logged"], sha256(payload).hex()
+
+    def look(logged, log):
+        """The tree under the proof's checkpoint, and why the log does not hold the statement."""
+        keys = [logged["key"]]
+        if named:  # no other log may speak for the one that is named
+            keys = [key for key in anchor["logs"] if key["name"] == log]
+            keys += [log_key(log, raw) for raw in revoked]
+        tree = open_checkpoint(logged["checkpoint"], keys, witnesses)
+        return tree, check_log(logged, digest, log, tree, revoked)
+
+    def say_logged(name, logged, problem):
+        if problem:
+            say(name, FAIL, *problem)
+            return
+        answer = (PASS, "included") if named else (UNKNOWN, "log_self_asserted")
+        say(name, *answer, f"record {logged['index']} of {logged['record']['log']}")
+
+    tree, log_problem = look(logged, stated["log"])
 
     say("signer", *check_signer(parts, stated, anchor, tree if not log_problem else None))
 
@@ -468,12 +485,7 @@ def check_certificate(data: bytes, *, anchor=None, now: float, opening=None, sub
     else:
         say("time", PASS, "plausible", f"{issued - course[0]:.1f} s from request to issue")
 
-    if log_problem:
-        say("log", FAIL, *log_problem)
-    elif named:
-        say("log", PASS, "included", f"record {parts['index']} of {stated['log']}")
-    else:
-        say("log", UNKNOWN, "log_self_asserted", f"record {parts['index']} of {stated['log']}")
+    say_logged("log", logged, log_problem)
 
     broken = tree["broken"] & {key["name"] for key in witnesses}
     if broken:
@@ -483,6 +495,19 @@ def check_certificate(data: bytes, *, anchor=None, now: float, opening=None, sub
         say("witness", PASS, "cosigned", f"by {', '.join(names)}")
     else:
         say("witness", UNKNOWN, "no_witness", "no cosignature of a known witness")
+
+    if log_proof is not None:
+        try:
+            other = read_log_proof(log_proof)
+        except FormatError as error:
+            say("control_log", FAIL, "malformed", str(error))
+        else:
+            log = other["record"]["log"]
+            problem = ("foreign_log", f"{log} is no control plane's log")
+            # The maker of the certificate has the keys of its own log.
+            if log != stated["log"] and is_control_log(log, stated["scope"]["workspace"]):
+                problem = look(other, log)[1]
+            say_logged("control_log", other, problem)
 
     say("erasure", *check_erasure(stated, now))
     say("subject", *check_subject(stated, opening, subject))
@@ -500,30 +525,57 @@ def take_apart(data: bytes) -> dict:
         raise UnknownVersionError(f"unknown format {document['format'][:40]!r}")
     if not fits(document, DOCUMENT) or canonical(document) + b"\n" != data:
         raise FormatError("the certificate is not one line of canonical JSON with its fields")
-    envelope, log = document["envelope"], document["log"]
+    envelope = document["envelope"]
     if len(envelope["signatures"]) != 1:
         raise FormatError("a certificate has exactly one signature")
     body = {name: value for name, value in document.items() if name != "sha256"}
-    index, path, checkpoint = read_proof(log["proof"].encode())
     parts = {
         "envelope": envelope,
         "payload": unbase64(envelope["payload"]),
         "signature": unbase64(envelope["signatures"][0]["sig"]),
         "public_key": unbase64(document["public_key"]),
+        "logged": read_logged(document["log"]),
+        "intact": sha256(canonical(body)).hex() == document["sha256"],
+    }
+    if len(parts["public_key"]) != 32 or len(parts["signature"]) != 64:
+        raise FormatError("an Ed25519 public key has 32 bytes and a signature 64")
+    return parts
+
+
+def read_logged(log: dict) -> dict:
+    """A record, and the proof that a log has it."""
+    index, path, checkpoint = read_proof(log["proof"].encode())
+    logged = {
         "record": read_record(log["record"].encode()),
         "line": log["record"].encode(),
         "index": index,
         "path": path,
         "checkpoint": checkpoint,
-        "log_key": verifier_key(log["key"]),
-        "intact": sha256(canonical(body)).hex() == document["sha256"],
+        "key": verifier_key(log["key"]),
     }
     open_checkpoint(checkpoint, ())
-    if parts["log_key"]["type"] != 1 or log["key"] != log["key"].strip():
+    if logged["key"]["type"] != 1 or log["key"] != log["key"].strip():
         raise FormatError("the log's verifier key is not of type 1")
-    if len(parts["public_key"]) != 32 or len(parts["signature"]) != 64:
-        raise FormatError("an Ed25519 public key has 32 bytes and a signature 64")
-    return parts
+    return logged
+
+
+def read_log_proof(data: bytes) -> dict:
+    """The file beside a certificate that shows it in the control plane's log."""
+    if len(data) > 1 << 20:
+        raise FormatError("a log proof has at most 1 MiB")
+    file = load(data, "the log proof")
+    if not fits(file, LOG_PROOF) or canonical(file) + b"\n" != data:
+        raise FormatError("the log proof is not one line of canonical JSON with its fields")
+    if file["format"] != "kvrun-log-proof/v1":
+        raise FormatError("not a log proof of this version")
+    return read_logged(file)
+
+
+def is_control_log(log: str, workspace: str) -> bool:
+    """Whether the name is WORKSPACE/control/HOST; only the given workspace may hold slashes."""
+    after = len(workspace) if log.startswith(workspace + "/") else log.find("/")
+    parts = log[after + 1 :].split("/")
+    return after > -1 and len(parts) == 2 and parts[0] == "control" and parts[1] != ""
 
 
 def read_proof(data: bytes):
@@ -570,22 +622,19 @@ def read_statement(payload: bytes) -> dict:
     return stated
 
 
-def check_log(parts, stated, tree, revoked):
+def check_log(logged, digest, log, tree, revoked):
     """Why the log does not prove that it holds this certificate, as (code, detail), or None."""
-    record = parts["record"]
-    names = {record["log"], tree["origin"], parts["log_key"]["name"], stated["log"]}
+    record = logged["record"]
+    names = {record["log"], tree["origin"], logged["key"]["name"], log}
     if len(names) > 1:
         return "foreign_log", f"record, checkpoint and statement name {sorted(names)}"
-    about = (record["event"], record.get("digest")) == (
-        "certified",
-        sha256(parts["payload"]).hex(),
-    )
-    if not about or record["seq"] != parts["index"]:
+    about = (record["event"], record.get("digest")) == ("certified", digest)
+    if not about or record["seq"] != logged["index"]:
         return "not_in_log", "the log's record is not about this certificate"
-    if not tree["signed"] or stated["log"] in tree["broken"]:
+    if not tree["signed"] or log in tree["broken"]:
         return "log_not_signed", "the checkpoint has no valid signature of the log"
-    leaf = leaf_hash(parts["line"])
-    if not includes(leaf, parts["index"], tree["size"], parts["path"], tree["root"]):
+    leaf = leaf_hash(logged["line"])
+    if not includes(leaf, logged["index"], tree["size"], logged["path"], tree["root"]):
         return "wrong_log_root", "the record is not in the tree under the checkpoint"
     ends = [revoked.get(raw) for raw in tree["signed_raw"]]
     if any(end is None or min(seen_at(tree), default=end) < end for end in ends):
@@ -1099,6 +1148,7 @@ def main(arguments=None) -> int:
     parser.add_argument("files", nargs="+", help="a certificate; or segments or log folders")
     parser.add_argument("--trust", help="the operator's trust anchor, from a trusted source")
     parser.add_argument("--opening", help="the opening that was handed out with the certificate")
+    parser.add_argument("--log-proof", help="shows the certificate in the control plane's log")
     parser.add_argument("--subject", help="the id that the certificate must be about")
     parser.add_argument("--checkpoint", action="append", default=[], help="kept by somebody else")
     parser.add_argument("--key", help="file with the log's verifier key")
@@ -1110,13 +1160,17 @@ def main(arguments=None) -> int:
         anchor = read_anchor(Path(given.trust).read_bytes()) if given.trust else None
         first = read(given.files[0]) or b""
         certificate = b'"envelope"' in first[:4096] or b'"kvrun-certificate/' in first
-        if certificate or given.opening or given.subject:
-            opening = Path(given.opening).read_bytes() if given.opening else None
+        if certificate or given.opening or given.subject or given.log_proof:
             checks = check_certificate(
-                first, anchor=anchor, now=time.time(), opening=opening, subject=given.subject
+                first,
+                anchor=anchor,
+                now=time.time(),
+                opening=Path(given.opening).read_bytes() if given.opening else None,
+                subject=given.subject,
+                log_proof=Path(given.log_proof).read_bytes() if given.log_proof else None,
             )
             for name, verdict, code, detail in checks:
-                print(f"{name:<10} {verdict:<8} {code}: {detail}")
+                print(f"{name:<11} {verdict:<8} {code}: {detail}")
             return exit_status([item[1] for item in checks], [item[2] for item in checks])
         segments, latest, claimed, tombstones = log_files(given.files)
         result = LogCheck(

@@ -38,6 +38,7 @@ from kvrun.erasure.certificate import (
 from kvrun.erasure.check import check_certificate
 from kvrun.erasure.document import make_certificate
 from kvrun.erasure.dsse import key_id
+from kvrun.erasure.logproof import make_log_proof
 from kvrun.erasure.report import CertificateReport
 from kvrun.erasure.trust import make_anchor, parse_anchor
 from kvrun.keys.filesystem import ClaimClass
@@ -55,6 +56,7 @@ class Case:
     now: float = NOW
     opening: bytes | None = None
     subject: str | None = None
+    log_proof: bytes | None = None
 
     def check(self) -> CertificateReport:
         return check_certificate(
@@ -63,6 +65,7 @@ class Case:
             now=self.now,
             opening=self.opening,
             subject=self.subject,
+            log_proof=self.log_proof,
         )
 
 
@@ -107,9 +110,9 @@ def _forged_cosignature() -> bytes:
     return _changed(log={**log, "proof": proof})
 
 
-def _revoked_log(after: int, *, successor: bool = False) -> bytes:
-    """An anchor in which the log's key is revoked so many seconds after the certificate."""
-    private = private_key(_OPERATOR.log_seed)
+def _revoked_log(after: int, *, successor: bool = False, seed: int = 2) -> bytes:
+    """An anchor in which a log's key is revoked so many seconds after the certificate."""
+    private = private_key(seed)
     public = private.public_key().public_bytes_raw()
     old = SigningKey(
         key_id=key_id(public),
@@ -140,6 +143,77 @@ def _signed_by_another_log() -> tuple[bytes, str, bytes]:
 def _issue(**changes: object) -> bytes:
     return Operator().issue(statement(**changes)).data
 
+
+def control_anchor() -> bytes:
+    """An anchor that names the control plane's log besides the certificate's own."""
+    logs = [_OPERATOR.log_signer.key, CONTROL.log_signer.key]
+    return make_anchor([_OPERATOR.signer.public()], logs, [_OPERATOR.witness_key])
+
+
+def _control(
+    expected: str, log_proof: bytes, anchor: bytes | None = None, *, anchored: bool = True
+) -> Case:
+    """The good certificate with a file that is to show it in the control plane's log."""
+    anchor = anchor or control_anchor()
+    name = f"control log: {expected}"
+    return Case(name, GOOD.data, expected, anchor if anchored else None, log_proof=log_proof)
+
+
+CONTROL = Operator(log_id="acme/control/host", log_seed=7, cosigned_at=None)
+_PROVEN = CONTROL.include(GOOD.signed.digest, at=2, size=5)
+_ABOUT_ANOTHER = CONTROL.include("ab" * 32, at=2, size=5)
+_REVOKED = _revoked_log(60, seed=7)
+
+
+def _named(log_id: str) -> Case:
+    """The proof of another log than the control plane's, which the anchor names as well."""
+    other = Operator(log_id=log_id, log_seed=8, cosigned_at=None)
+    proof = make_log_proof(other.include(GOOD.signed.digest))
+    logs = [_OPERATOR.log_signer.key, other.log_signer.key]
+    return _control("foreign_log", proof, make_anchor([_OPERATOR.signer.public()], logs))
+
+
+def _within(expected: str, log_id: str) -> Case:
+    """A certificate of a workspace whose name has a slash, with the proof of such a log."""
+    scope = _REPLACE(statement().scope, workspace="acme/control")
+    issued = Operator().issue(statement(scope=scope))
+    other = Operator(log_id=log_id, log_seed=7, cosigned_at=None)
+    logs = [_OPERATOR.log_signer.key, other.log_signer.key]
+    anchor = make_anchor([_OPERATOR.signer.public()], logs)
+    proof = make_log_proof(other.include(issued.signed.digest))
+    return Case(f"{log_id}: {expected}", issued.data, expected, anchor, log_proof=proof)
+
+
+FOREIGN_LOGS = (
+    "acme/support/host",
+    "acme/support/host/erasures",
+    "acme/control",
+    "acme/control/",
+    "acme/control/host/erasures",
+    "acme/x/control/host",
+    "control/host",
+    "control",
+)
+
+CONTROL_CASES = [
+    _control("included", make_log_proof(_PROVEN)),
+    _control("log_self_asserted", make_log_proof(_PROVEN), anchored=False),
+    _control("not_in_log", make_log_proof(_ABOUT_ANOTHER)),
+    _control("log_not_signed", make_log_proof(_PROVEN), _ANCHOR),
+    _control("wrong_log_root", make_log_proof(_REPLACE(_PROVEN, proof=_ABOUT_ANOTHER.proof))),
+    _control("foreign_log", make_log_proof(_REPLACE(_PROVEN, key=_MINE.key))),
+    _control("malformed", make_log_proof(_PROVEN)[:-1]),
+    _control("malformed", make_log_proof(_PROVEN).replace(b"proof/v1", b"proof/v2")),
+    _control("malformed", make_log_proof(_REPLACE(_PROVEN, record="{}"))),
+    _control("malformed", b"[]\n"),
+    _control("revoked_log_key", make_log_proof(_PROVEN), _REVOKED),
+    _control("foreign_log", make_log_proof(_MINE)),
+    _control("foreign_log", make_log_proof(_MINE), anchored=False),
+    *map(_named, FOREIGN_LOGS),
+    _within("included", "acme/control/control/host"),
+    _within("foreign_log", "acme/control/host"),
+    _within("foreign_log", "acme/control/chat/host"),
+]
 
 _RETENTION = SnapshotRetention(root=1, machine=30)
 _HELD = GpuEntry(evicted=3, scrubbed=2, held=1)
@@ -226,6 +300,7 @@ CASES = [
     Case("no keys", _issue(keys=[]), "claim_contradicts", _ANCHOR),
     Case("nothing held", _issue(keys=[], root=None, claim_class=None), "nothing_held", _ANCHOR),
     Case("parent", Operator().issue(parent()).data, "lists_children", _ANCHOR),
+    *CONTROL_CASES,
 ]
 
 

@@ -38,13 +38,9 @@ from kvrun.erasure.certificate import (
     payload_digest,
 )
 from kvrun.erasure.commitment import ErasedSubject, commit, make_opening
-from kvrun.erasure.document import (
-    LogInclusion,
-    SignedStatement,
-    make_certificate,
-    sign_statement,
-)
+from kvrun.erasure.document import SignedStatement, make_certificate, sign_statement
 from kvrun.erasure.dsse import key_id, sign
+from kvrun.erasure.logproof import LogInclusion
 from kvrun.erasure.trust import TrustAnchor, make_anchor, parse_anchor
 from kvrun.keys.filesystem import ClaimClass
 from kvrun.keys.signing import KeyPurpose, SigningKey

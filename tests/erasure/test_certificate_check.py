@@ -5,6 +5,7 @@ import json
 
 import msgspec
 import pytest
+from certificate_corpus import CONTROL_CASES, Case
 from certificate_world import (
     ISSUED,
     NOW,
@@ -39,7 +40,7 @@ from kvrun.erasure.check import check_certificate
 from kvrun.erasure.commitment import ErasedSubject
 from kvrun.erasure.document import make_certificate, sign_statement
 from kvrun.erasure.errors import CertificateFormatError
-from kvrun.erasure.report import CertificateReport
+from kvrun.erasure.report import CertificateReport, CheckName
 from kvrun.erasure.trust import TrustAnchor, make_anchor, parse_anchor
 from kvrun.keys.filesystem import ClaimClass
 from kvrun.keys.signing import KeyPurpose
@@ -74,6 +75,14 @@ def test_a_good_certificate_passes_every_check() -> None:
         "opened",
     ]
     assert report.exit_code == 0
+
+
+@pytest.mark.parametrize("case", CONTROL_CASES, ids=lambda case: case.name)
+def test_the_control_planes_log_is_asked_by_a_file_beside_it(case: Case) -> None:
+    report = case.check()
+    (found,) = [item for item in report.checks if item.name is CheckName.CONTROL_LOG]
+    assert str(found.code) == case.expected
+    assert report.exit_code == {"included": 0, "log_self_asserted": 2}.get(case.expected, 1)
 
 
 def test_without_an_anchor_the_signer_is_self_asserted_and_the_status_2() -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from certificate_corpus import CASES, Case, misshapen
-from certificate_world import NOW, Operator
+from certificate_corpus import CASES, CONTROL, Case, control_anchor, misshapen
+from certificate_world import NOW, Operator, statement
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from playwright.sync_api import Browser, Page
 
@@ -18,6 +18,7 @@ from audit.simulator import ATTACKS, Attack, honest, signer
 from kvrun.audit.files import verify_files
 from kvrun.audit.verify import Trust
 from kvrun.erasure.check import check_certificate
+from kvrun.erasure.logproof import make_log_proof
 from kvrun.erasure.view_html import certificate_html
 from support import standalone
 from support.browser import chromium
@@ -25,11 +26,11 @@ from support.browser import chromium
 PAGE = standalone.ROOT / "verify/verify.html"
 WIDTHS = (390, 1440)
 SCHEMES = ("light", "dark")
-CHECK = """async ([data, anchor, now, opening, subject]) => {
+CHECK = """async ([data, anchor, now, opening, subject, logProof]) => {
   const bytes = (text) => text === null ? null : kvrun.unbase64(text);
   const { checks } = await kvrun.checkCertificate(bytes(data), {
     anchor: anchor === null ? null : kvrun.readAnchor(bytes(anchor)),
-    now, opening: bytes(opening), subject,
+    now, opening: bytes(opening), subject, logProof: bytes(logProof),
   });
   return checks.map((check) => check.slice(0, 3));
 }"""
@@ -66,7 +67,8 @@ def encoded(data: bytes | None) -> str | None:
 
 def asked(page: Page, case: Case) -> list[list[str]]:
     arguments = [encoded(case.data), encoded(case.anchor), case.now, encoded(case.opening)]
-    found: list[list[str]] = page.evaluate(CHECK, [*arguments, case.subject])
+    arguments += [case.subject, encoded(case.log_proof)]
+    found: list[list[str]] = page.evaluate(CHECK, arguments)
     return found
 
 
@@ -148,7 +150,7 @@ def test_files_are_chosen_and_the_answer_is_shown(page: Page, tmp_path: Path) ->
     good = Operator().issue()
     contents = {
         "certificate.json": good.data,
-        "anchor.json": msgspec.json.encode(good.anchor),
+        "anchor.json": control_anchor(),
         "opening.json": good.opening,
     }
     for name, content in contents.items():
@@ -162,6 +164,29 @@ def test_files_are_chosen_and_the_answer_is_shown(page: Page, tmp_path: Path) ->
     page.fill("#subject", "chat-8")
     page.wait_for_selector(".state.fail")
     assert "other subject" in page.inner_text("#results .state")
+    page.fill("#subject", "chat-7")
+    page.wait_for_selector(".state.pass")
+    proofs = {
+        "a": CONTROL.include(good.signed.digest),
+        "b": CONTROL.include("ab" * 32),
+        "ledger": Operator().include(good.signed.digest),
+    }
+    for name, inclusion in proofs.items():
+        (tmp_path / name).write_bytes(make_log_proof(inclusion))
+    page.set_input_files("#pick", [str(tmp_path / "ledger")])
+    page.wait_for_selector(".state.fail")
+    assert "foreign log" in page.inner_text("#results .state")
+    page.set_input_files("#pick", [str(tmp_path / "b")])
+    page.wait_for_selector(".state.fail")
+    page.set_input_files("#pick", [str(tmp_path / "a")])
+    page.wait_for_selector(".state.pass")
+    assert "control_log" in page.inner_text("#results")
+    other = tmp_path / "other.json"
+    other.write_bytes(Operator().issue(statement(unacknowledged=["i-2"])).data)
+    page.set_input_files("#pick", [str(other)])
+    page.wait_for_selector(".state.fail")
+    failed = page.locator(".state.fail").all_inner_texts()
+    assert sorted(text.split()[2] for text in failed) == ["b", "ledger"]
 
 
 def test_the_page_loads_nothing_and_runs_only_its_own_script(browser: Browser) -> None:

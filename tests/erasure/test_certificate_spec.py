@@ -19,6 +19,7 @@ from kvrun.erasure.commitment import commit, parse_opening
 from kvrun.erasure.dsse import PAYLOAD_TYPE, key_id, pae
 from kvrun.erasure.report import CheckCode, CheckName, verdict_of
 from kvrun.erasure.trust import parse_anchor
+from support import standalone
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/spec/erasure-certificate.md").read_text()
@@ -34,8 +35,26 @@ def test_the_vector_certificate_verifies() -> None:
         now=VECTORS["now"],
         opening=opening,
         subject=parse_opening(opening).id,
+        log_proof=VECTORS["log_proof"].encode(),
     )
+    assert CheckName.CONTROL_LOG in {item.name for item in report.checks}
     assert {str(item.verdict) for item in report.checks} == {"pass"}
+
+
+def test_the_vector_of_the_ledgers_own_proof_is_no_control_planes() -> None:
+    given = (VECTORS["certificate"].encode(), VECTORS["log_proof_of_the_ledger"].encode())
+    anchor = VECTORS["anchor"].encode()
+    report = check_certificate(
+        given[0], anchor=parse_anchor(anchor), now=VECTORS["now"], log_proof=given[1]
+    )
+    found = {item.name: item.code for item in report.checks}
+    assert found[CheckName.LOG] is CheckCode.INCLUDED
+    assert found[CheckName.CONTROL_LOG] is CheckCode.FOREIGN_LOG
+    other = standalone.load()
+    checks = other.check_certificate(
+        given[0], anchor=other.read_anchor(anchor), now=VECTORS["now"], log_proof=given[1]
+    )
+    assert ("control_log", "fail", "foreign_log") in [item[:3] for item in checks]
 
 
 def test_the_vector_with_held_pages_leaves_its_erasure_open() -> None:
@@ -65,7 +84,7 @@ def test_pae_is_the_one_of_the_dsse_specification() -> None:
     assert pae("http://example.com/HelloWorld", b"hello world") == expected
 
 
-@pytest.mark.parametrize("name", ["payload", "opening", "certificate"])
+@pytest.mark.parametrize("name", ["payload", "opening", "certificate", "log_proof"])
 def test_every_form_is_canonical_json(name: str) -> None:
     text = VECTORS[name].encode().removesuffix(b"\n")
     assert rfc8785.dumps(json.loads(text)) == text

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from certificate_corpus import CASES, Case, misshapen
+from certificate_corpus import CASES, CONTROL, Case, control_anchor, misshapen
 from certificate_world import NOW, Issued, Operator
 
 from kvrun.erasure.check import check_certificate
+from kvrun.erasure.logproof import make_log_proof
 from support import standalone
 
 OTHER = standalone.load()
@@ -28,6 +29,7 @@ def test_both_say_the_same(case: Case) -> None:
         now=case.now,
         opening=case.opening,
         subject=case.subject,
+        log_proof=case.log_proof,
     )
     assert [item[:3] for item in checks] == [
         (str(item.name), str(item.verdict), str(item.code)) for item in report.checks
@@ -87,5 +89,15 @@ def test_the_command_takes_files(tmp_path: Path, capsys: pytest.CaptureFixture[s
     arguments = [certificate, "--trust", anchor, "--opening", opening, "--subject", "chat-7"]
     assert OTHER.main(arguments) == 0
     assert "opened" in capsys.readouterr().out
+    proof = tmp_path / "log-proof"
+    proof.write_bytes(make_log_proof(CONTROL.include(good.signed.digest)))
+    paths["anchor.json"].write_bytes(control_anchor())
+    assert OTHER.main([certificate, "--trust", anchor, "--log-proof", str(proof)]) == 0
+    assert "control_log pass     included" in capsys.readouterr().out
+    proof.write_bytes(make_log_proof(Operator().include(good.signed.digest)))
+    assert OTHER.main([certificate, "--trust", anchor, "--log-proof", str(proof)]) == 1
+    assert "control_log fail     foreign_log" in capsys.readouterr().out
+    proof.write_bytes(make_log_proof(CONTROL.include("ab" * 32)))
+    assert OTHER.main([certificate, "--trust", anchor, "--log-proof", str(proof)]) == 1
     assert OTHER.main([certificate]) == 2
     assert OTHER.main([certificate, "--trust", certificate]) == 1

@@ -10,9 +10,10 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-LOG = "kvrun.test/control/vector"
+LOG = "acme/d1/vector/erasures"
+CONTROL_LOG = "acme/control/host"
 WITNESS = "witness.test/w"
-SIGNER_SEED, LOG_SEED, WITNESS_SEED = (bytes([n]) * 32 for n in (11, 12, 13))
+SIGNER_SEED, LOG_SEED, WITNESS_SEED, CONTROL_SEED = (bytes([n]) * 32 for n in (11, 12, 13, 14))
 ISSUED = "2026-01-31T12:00:00.250000Z"
 COSIGNED = 1769860860
 NOW = 1769864400
@@ -56,7 +57,7 @@ OPENING = {
     "type": "kvrun-erasure-opening/v1",
     "kind": "user",
     "id": "Zo\u00eb \u5c71\u7530",
-    "workspace": "w1",
+    "workspace": "acme",
     "deployment": "d1",
     "tenant": "Zo\u00eb \u5c71\u7530",
     "salt": "a5" * 32,
@@ -79,7 +80,7 @@ def statement(commitment, held=0):
                 "legal_basis": "GDPR Art. 17",
                 "requested_at": "2026-01-31T12:00:00.000000Z",
             },
-            "scope": {"workspace": "w1", "deployment": "d1", "commitments": [commitment]},
+            "scope": {"workspace": "acme", "deployment": "d1", "commitments": [commitment]},
             "keys": [
                 {
                     "key_id": f"{n:02x}" * 16,
@@ -113,6 +114,37 @@ def statement(commitment, held=0):
     }
 
 
+def logged(log, seed, digest):
+    """The second record of a log is about the certificate; a witness saw it."""
+    first = {
+        "v": 1, "log": log, "epoch": 1, "seq": 0, "ts": "2026-01-31T12:00:00.100000Z",
+        "event": "log_opened", "outcome": "ok",
+        "prev": hashlib.sha256(b"kvrun audit log v1\n" + log.encode()).hexdigest(),
+    }  # fmt: skip
+    leaves = [sha(b"\x00" + jcs(first))]
+    record = {
+        **first,
+        "seq": 1,
+        "ts": "2026-01-31T12:00:00.300000Z",
+        "event": "certified",
+        "digest": digest,
+        "prev": leaves[0].hex(),
+    }
+    line = jcs(record)
+    leaves.append(sha(b"\x00" + line))
+    root = sha(b"\x01" + leaves[0] + leaves[1])
+    text = f"{log}\n2\n{b64(root)}\n"
+    cosigned = b"cosignature/v1\ntime %d\n" % COSIGNED + text.encode()
+    note = text + "\n" + note_line(log, 1, seed, text.encode())
+    note += note_line(WITNESS, 4, WITNESS_SEED, cosigned, COSIGNED.to_bytes(8, "big"))
+    proof = f"c2sp.org/tlog-proof@v1\nindex 1\n{b64(leaves[0])}\n\n{note}"
+    return {"key": verifier_key(log, 1, seed), "proof": proof, "record": line.decode()}
+
+
+def log_proof(section):
+    return jcs({"format": "kvrun-log-proof/v1", **section}).decode() + "\n"
+
+
 def vectors(held=0):
     opening = jcs(OPENING)
     commitment = sha(opening).hex()
@@ -122,28 +154,8 @@ def vectors(held=0):
     signature = private(SIGNER_SEED).sign(pae)
     keyid = sha(public(SIGNER_SEED)).hex()[:16]
 
-    first = {
-        "v": 1, "log": LOG, "epoch": 1, "seq": 0, "ts": "2026-01-31T12:00:00.100000Z",
-        "event": "log_opened", "outcome": "ok",
-        "prev": hashlib.sha256(b"kvrun audit log v1\n" + LOG.encode()).hexdigest(),
-    }  # fmt: skip
-    leaves = [sha(b"\x00" + jcs(first))]
-    record = {
-        **first,
-        "seq": 1,
-        "ts": "2026-01-31T12:00:00.300000Z",
-        "event": "certified",
-        "digest": sha(payload).hex(),
-        "prev": leaves[0].hex(),
-    }
-    line = jcs(record)
-    leaves.append(sha(b"\x00" + line))
-    root = sha(b"\x01" + leaves[0] + leaves[1])
-    text = f"{LOG}\n2\n{b64(root)}\n"
-    cosigned = b"cosignature/v1\ntime %d\n" % COSIGNED + text.encode()
-    note = text + "\n" + note_line(LOG, 1, LOG_SEED, text.encode())
-    note += note_line(WITNESS, 4, WITNESS_SEED, cosigned, COSIGNED.to_bytes(8, "big"))
-    proof = f"c2sp.org/tlog-proof@v1\nindex 1\n{b64(leaves[0])}\n\n{note}"
+    ledger = logged(LOG, LOG_SEED, sha(payload).hex())
+    control = logged(CONTROL_LOG, CONTROL_SEED, sha(payload).hex())
     body = {
         "format": "kvrun-certificate/v1",
         "envelope": {
@@ -152,7 +164,7 @@ def vectors(held=0):
             "signatures": [{"keyid": keyid, "sig": b64(signature)}],
         },
         "public_key": b64(public(SIGNER_SEED)),
-        "log": {"key": verifier_key(LOG, 1, LOG_SEED), "proof": proof, "record": line.decode()},
+        "log": ledger,
     }
     certificate = jcs({**body, "sha256": sha(jcs(body)).hex()}) + b"\n"
     anchor = {
@@ -168,7 +180,7 @@ def vectors(held=0):
                 "revokedAt": None,
             }
         ],
-        "log_keys": [verifier_key(LOG, 1, LOG_SEED)],
+        "log_keys": [ledger["key"], control["key"]],
         "witness_keys": [verifier_key(WITNESS, 4, WITNESS_SEED)],
     }
     return {
@@ -180,9 +192,11 @@ def vectors(held=0):
         "signature": signature.hex(),
         "keyid": keyid,
         "digest": sha(payload).hex(),
-        "record": line.decode(),
-        "proof": proof,
+        "record": ledger["record"],
+        "proof": ledger["proof"],
         "certificate": certificate.decode(),
+        "log_proof": log_proof(control),
+        "log_proof_of_the_ledger": log_proof(ledger),
         "anchor": json.dumps(anchor),
         "now": NOW,
     }

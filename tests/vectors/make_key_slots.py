@@ -16,10 +16,18 @@ from typing import Any
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-HALF, SLOT, PAGE = 512, 1024, 4096
+HALF, UPPER_HALF, PAGE = 512, 5632, 4096
 ROOT_KEY, EPOCH_KEY = 16, 17
-STATE, WORKSPACE_KEY, DEPLOYMENT_KEY, TENANT_KEY, SESSION_KEYS, GROUP_KEY = 1, 2, 3, 4, 5, 7
-GROUP = 128
+STATE, WORKSPACE_KEY, DEPLOYMENT_KEY, TENANT_KEY, SESSION_KEYS, SLOT_KEYS, MARK = (
+    1,
+    2,
+    3,
+    4,
+    5,
+    8,
+    9,
+)
+TABLE = 128
 
 
 def u8(value: int) -> bytes:
@@ -60,16 +68,16 @@ def named(name: str) -> bytes:
     return u8(len(raw)) + raw.ljust(128, b"\0")
 
 
-def file_header(file_id: bytes) -> bytes:
-    fields = b"KVRUNSLT" + u16(1) + u16(HALF) + u32(0) + file_id
+def file_header(file_id: bytes, size: int) -> bytes:
+    fields = b"KVRUNSLT" + u16(1) + u16(size) + u32(0) + file_id
     return (fields + sha256(fields)).ljust(PAGE, b"\0")
 
 
 def half_bytes(
-    file_id: bytes, slot: int, half: int, kind: int, sequence: int, body: bytes
+    file_id: bytes, slot: int, half: int, kind: int, sequence: int, body: bytes, size: int
 ) -> bytes:
     head = b"KSL1" + u16(1) + u16(kind) + u64(sequence) + u16(len(body)) + u16(0)
-    checked = (head + body).ljust(HALF - 32, b"\0")
+    checked = (head + body).ljust(size - 32, b"\0")
     return checked + sha256(file_id + u32(slot) + u8(half) + checked)
 
 
@@ -89,7 +97,7 @@ class Ring:
         return wrap_aad(u16(kind), self.keyring_id, self.workspace, self.deployment, header)
 
     def epoch_key(self, e: bytes, epoch: int, deployment_key: bytes, its_id: bytes) -> bytes:
-        """What group keys are wrapped under."""
+        """What tables of slot keys are wrapped under."""
         info = b"kvrun/epoch-key/v1\0" + lp(u64(epoch), its_id)
         return hkdf32(e + deployment_key, self.keyring_id, info)
 
@@ -122,13 +130,15 @@ def split(body: bytes) -> Split:
     return body[:64], body[64:76], body[76:]
 
 
-def open_by_hand(root_file: bytes, keys_file: bytes) -> list[dict[str, Any]]:
-    """Every session in a key folder, from the two files alone."""
-    records = current_records(keys_file)
-    return open_all(root_file, [(slot, kind, body) for slot, kind, body in records])
+Record = tuple[int, int, bytes]
 
 
-def open_all(root_file: bytes, records: list[tuple[int, int, bytes]]) -> list[dict[str, Any]]:
+def open_by_hand(root_file: bytes, upper_file: bytes, keys_file: bytes) -> list[dict[str, Any]]:
+    """Every session in a key folder, from the three files alone."""
+    return open_all(root_file, current_records(upper_file), current_records(keys_file))
+
+
+def open_all(root_file: bytes, upper: list[Record], records: list[Record]) -> list[dict[str, Any]]:
     """Every session that the root's present keys can reach through any of the records.
 
     The records may be of any age and many of one slot: each key that any of them yields is tried
@@ -145,10 +155,10 @@ def open_all(root_file: bytes, records: list[tuple[int, int, bytes]]) -> list[di
             epochs[number] = AESGCM(root_key).decrypt(body[8:20], body[20:], aad)
 
     def of_kind(wanted: int) -> list[tuple[int, Split]]:
-        return [(slot, split(body)) for slot, kind, body in records if kind == wanted]
+        return [(slot, split(body)) for slot, kind, body in upper + records if kind == wanted]
 
     state = next(body for _, kind, body in records if kind == STATE)
-    names = state[41:]
+    names = state[49:]
     workspace, rest = names[1 : 1 + names[0]], names[1 + names[0] :]
     ring = Ring(state[:16], workspace.decode(), rest[1 : 1 + rest[0]].decode())
 
@@ -167,24 +177,26 @@ def open_all(root_file: bytes, records: list[tuple[int, int, bytes]]) -> list[di
         key = ring.record_key(parent, record[0][16:32])
         return AESGCM(key).decrypt(inner[:12], inner[12:], aad)
 
-    _, top = of_kind(WORKSPACE_KEY)[0]
-    _, middle = of_kind(DEPLOYMENT_KEY)[0]
-    workspace_key = unwrap(root_key, WORKSPACE_KEY, top)
+    workspace_keys = {unwrap(root_key, WORKSPACE_KEY, top) for _, top in of_kind(WORKSPACE_KEY)}
+    (workspace_key,) = workspace_keys - {None}
     assert workspace_key is not None
+    _, middle = of_kind(DEPLOYMENT_KEY)[0]
     deployment_key = unwrap(workspace_key, DEPLOYMENT_KEY, middle)
     assert deployment_key is not None
-    groups: dict[int, set[bytes]] = {}
-    for slot, record in of_kind(GROUP_KEY):
+    slot_keys: dict[int, set[bytes]] = {}
+    for _, record in of_kind(SLOT_KEYS):
+        first = int.from_bytes(record[0][32:40], "big") * TABLE
         for epoch, e in epochs.items():
-            found = unwrap(
-                ring.epoch_key(e, epoch, deployment_key, middle[0][:16]), GROUP_KEY, record
-            )
-            if found is not None:
-                groups.setdefault(slot, set()).add(found)
+            key = ring.epoch_key(e, epoch, deployment_key, middle[0][:16])
+            table = unwrap(key, SLOT_KEYS, record)
+            for number in range(TABLE if table else 0):
+                assert table is not None
+                entry = table[number * 40 : number * 40 + 40]
+                slot_keys.setdefault(first + number, set()).add(entry[8:])
     tenants: dict[bytes, tuple[str, bytes]] = {}
     for slot, record in of_kind(TENANT_KEY):
-        for group_key in groups.get(slot - slot % GROUP, ()):
-            payload = unwrap_both(group_key, deployment_key, TENANT_KEY, record)
+        for slot_key in slot_keys.get(slot, ()):
+            payload = unwrap_both(slot_key, deployment_key, TENANT_KEY, record)
             if payload is not None:
                 name = payload[33 : 33 + payload[32]].decode()
                 tenants[record[0][:16]] = (name, payload[:32])
@@ -192,8 +204,8 @@ def open_all(root_file: bytes, records: list[tuple[int, int, bytes]]) -> list[di
     for slot, record in of_kind(SESSION_KEYS):
         header = record[0]
         tenant, kek = tenants.get(header[16:32], ("", b""))
-        for group_key in groups.get(slot - slot % GROUP, ()) if kek else ():
-            payload = unwrap_both(group_key, kek, SESSION_KEYS, record)
+        for slot_key in slot_keys.get(slot, ()) if kek else ():
+            payload = unwrap_both(slot_key, kek, SESSION_KEYS, record)
             if payload is not None:
                 session = payload[97 : 97 + payload[96]].decode()
                 generation = int.from_bytes(header[32:40], "big")
@@ -203,26 +215,26 @@ def open_all(root_file: bytes, records: list[tuple[int, int, bytes]]) -> list[di
     return list(opened.values())
 
 
-def written_record(file_id: bytes, offset: int, data: bytes) -> tuple[int, int, bytes] | None:
+def written_record(file_id: bytes, offset: int, data: bytes, size: int = HALF) -> Record | None:
     """(slot, kind, body) of one valid half that was written at an offset of a slot file."""
-    slot, within = divmod(offset - PAGE, SLOT)
-    if offset < PAGE or len(data) != HALF or data[:4] != b"KSL1":
+    slot, within = divmod(offset - PAGE, 2 * size)
+    if offset < PAGE or len(data) != size or data[:4] != b"KSL1":
         return None
-    if sha256(file_id + u32(slot) + u8(within // HALF) + data[:-32]) != data[-32:]:
+    if sha256(file_id + u32(slot) + u8(within // size) + data[:-32]) != data[-32:]:
         return None
     length = int.from_bytes(data[16:18], "big")
     return slot, int.from_bytes(data[6:8], "big"), data[20 : 20 + length]
 
 
-def current_records(file: bytes) -> list[tuple[int, int, bytes]]:
+def current_records(file: bytes) -> list[Record]:
     """(slot, kind, body) of each slot's valid half with the higher sequence."""
-    file_id = file[16:32]
+    file_id, size = file[16:32], int.from_bytes(file[10:12], "big")
     found = []
-    for slot in range((len(file) - PAGE) // SLOT):
+    for slot in range((len(file) - PAGE) // (2 * size)):
         best: tuple[int, int, bytes] | None = None
         for half in (0, 1):
-            start = PAGE + slot * SLOT + half * HALF
-            raw = file[start : start + HALF]
+            start = PAGE + slot * 2 * size + half * size
+            raw = file[start : start + size]
             if raw[:4] != b"KSL1":
                 continue
             if sha256(file_id + u32(slot) + u8(half) + raw[:-32]) != raw[-32:]:
@@ -243,11 +255,13 @@ def make() -> dict[str, Any]:
         return hashlib.shake_256(b"kvrun key slot vector: " + label.encode()).digest(length)
 
     root_file, keys_file = fixed("root file id", 16), fixed("keys file id", 16)
+    upper_file = fixed("upper file id", 16)
     root_id, root_key, e = fixed("root id", 16), fixed("root key", 32), fixed("epoch key", 32)
     ring = Ring(fixed("keyring id", 16), "acme", "chat")
     epoch, made_in, created, used = 3, 2, 1_800_000_000_000_000, 1_800_000_123_456_789
-    ids = {n: fixed(n + " id", 16) for n in ("workspace", "deployment", "tenant", "group")}
+    ids = {n: fixed(n + " id", 16) for n in ("workspace", "deployment", "tenant", "table")}
     keys = {label: fixed(label + " key", 32) for label in ids}
+    slot_keys = [fixed(f"slot {slot} key", 32) for slot in range(TABLE)]
 
     def wrapped(key: bytes, aad: bytes, secret: bytes, label: str) -> bytes:
         nonce = fixed(label + " nonce", 12)
@@ -259,15 +273,19 @@ def make() -> dict[str, Any]:
     def record(kind: int, key: bytes, head: bytes, secret: bytes, label: str) -> bytes:
         return head + wrapped(key, ring.aad(kind, head), secret, label)
 
-    def covered(kind: int, parent: str, head: bytes, payload: bytes, label: str) -> bytes:
+    def covered(
+        slot: int, kind: int, parent: str, head: bytes, payload: bytes, label: str
+    ) -> bytes:
         key = ring.record_key(keys[parent], ids[parent])
         inner = wrapped(key, ring.aad(kind, head[:40]), payload, label + " inner")
-        return record(kind, keys["group"], head, inner, label)
+        return record(kind, slot_keys[slot], head, inner, label)
 
-    state = ring.keyring_id + root_id + u64(1004) + u8(1) + u8(4) + b"acme" + u8(4) + b"chat"
-    group_wrap = ring.epoch_key(e, epoch, keys["deployment"], ids["deployment"])
-    group_head = header(ids["group"], ids["deployment"], made_in, epoch)
-    group = record(GROUP_KEY, group_wrap, group_head, keys["group"], "group")
+    names = u8(4) + b"acme" + u8(4) + b"chat"
+    state = ring.keyring_id + root_id + u64(1004) + u64(epoch) + u8(1) + names
+    epoch_wrap = ring.epoch_key(e, epoch, keys["deployment"], ids["deployment"])
+    table_head = header(ids["table"], ids["deployment"], 0, epoch)
+    entries = b"".join(u64(made_in) + key for key in slot_keys)
+    table = record(SLOT_KEYS, epoch_wrap, table_head, entries, "table")
     top_head = header(ids["workspace"], root_id, 0, 0)
     top = record(WORKSPACE_KEY, root_key, top_head, keys["workspace"], "workspace")
     middle_head = header(ids["deployment"], ids["workspace"], 0, 0)
@@ -276,20 +294,24 @@ def make() -> dict[str, Any]:
     )
     tenant_head = header(ids["tenant"], ids["deployment"], 0, made_in)
     tenant_payload = keys["tenant"] + named("alice")
-    tenant = covered(TENANT_KEY, "deployment", tenant_head, tenant_payload, "tenant")
+    tenant = covered(1, TENANT_KEY, "deployment", tenant_head, tenant_payload, "tenant")
     slots: list[list[tuple[int, int, int, bytes]]] = [
-        [(0, GROUP_KEY, 9, group)],
+        [(0, STATE, 1, state)],
+        [(0, TENANT_KEY, 4, tenant)],
+    ]
+    upper: list[list[tuple[int, int, int, bytes]]] = [
         [(0, STATE, 1, state)],
         [(0, WORKSPACE_KEY, 2, top)],
         [(0, DEPLOYMENT_KEY, 3, middle)],
-        [(0, TENANT_KEY, 4, tenant)],
+        [(0, MARK, 5, keys_file + u64(11))],
+        [(1, SLOT_KEYS, 4, table)],
     ]
     sessions = []
     for number, name in enumerate(("one", "x" * 128)):
         key_id = fixed(f"session {name} id", 16)
         payload = fixed(f"session {name} keys", 96) + named(name)
         head = header(key_id, ids["tenant"], 4 + number, made_in)
-        body = covered(SESSION_KEYS, "tenant", head, payload, name)
+        body = covered(len(slots), SESSION_KEYS, "tenant", head, payload, name)
         halves = [(number, SESSION_KEYS, 10 + number, body)]
         if number:  # an older, valid half that must lose
             halves.append((0, SESSION_KEYS, 5, body[:40] + bytes(len(body) - 40)))
@@ -306,23 +328,24 @@ def make() -> dict[str, Any]:
         "deployment": "chat",
         "now": 1_800_000_200,
         "files": {
-            "root.slots": encode_file(root_file, root_slots),
-            "keys.slots": encode_file(keys_file, slots),
+            "root.slots": encode_file(root_file, root_slots, HALF),
+            "upper.slots": encode_file(upper_file, upper, UPPER_HALF),
+            "keys.slots": encode_file(keys_file, slots, HALF),
         },
         "sessions": sessions,
     }
 
 
 def encode_file(
-    file_id: bytes, slots: list[list[tuple[int, int, int, bytes]]]
+    file_id: bytes, slots: list[list[tuple[int, int, int, bytes]]], size: int
 ) -> list[dict[str, Any]]:
     """The file as pieces at offsets; everything between them is zeros."""
-    pieces = [{"offset": 0, "hex": file_header(file_id).rstrip(b"\0").hex()}]
+    pieces = [{"offset": 0, "hex": file_header(file_id, size).rstrip(b"\0").hex()}]
     for slot, halves in enumerate(slots):
         for half, kind, sequence, body in halves:
-            raw = half_bytes(file_id, slot, half, kind, sequence, body)
-            pieces.append({"offset": PAGE + slot * SLOT + half * HALF, "hex": raw.hex()})
-    pieces.append({"offset": PAGE + len(slots) * SLOT, "hex": ""})
+            raw = half_bytes(file_id, slot, half, kind, sequence, body, size)
+            pieces.append({"offset": PAGE + (2 * slot + half) * size, "hex": raw.hex()})
+    pieces.append({"offset": PAGE + 2 * len(slots) * size, "hex": ""})
     return pieces
 
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from kvrun.audit.segment import replace_file
+from kvrun.durable import replace_private_file
 from kvrun.erasure.certificate import ErasureStatement, decode_statement
 from kvrun.erasure.document import MAX_CERTIFICATE_BYTES, parse_certificate, payload_of
 from kvrun.erasure.errors import CertificateFormatError, ErasureError
@@ -30,7 +30,7 @@ class CertificateArchive:
         path = self.path(certificate_id)
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            replace_file(path, content)
+            replace_private_file(path, content)
         except OSError as error:
             raise ErasureError(
                 f"the certificate {path} cannot be written: {error.strerror}",

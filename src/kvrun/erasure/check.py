@@ -12,9 +12,8 @@ from kvrun.audit.attestation import Attestation
 from kvrun.audit.checkpoint import OpenedCheckpoint, open_checkpoint
 from kvrun.audit.errors import AuditError, NoteFormatError
 from kvrun.audit.merkle import leaf_hash, verify_inclusion
-from kvrun.audit.note import ED25519, VerifierKey, decode_base64, parse_verifier_key
-from kvrun.audit.proof import LogProof, parse_proof
-from kvrun.audit.record import Event, Record, decode_record, parse_time
+from kvrun.audit.note import ED25519, VerifierKey, decode_base64
+from kvrun.audit.record import Event, parse_time
 from kvrun.audit.verdict import Code
 from kvrun.erasure.certificate import (
     ChildOutcome,
@@ -27,6 +26,7 @@ from kvrun.erasure.commitment import commit, parse_opening
 from kvrun.erasure.document import CertificateDocument, parse_certificate, payload_of
 from kvrun.erasure.dsse import PAYLOAD_TYPE, is_signed_by, key_id
 from kvrun.erasure.errors import CertificateFormatError
+from kvrun.erasure.logproof import Logged, is_control_log, parse_log_proof, read_logged
 from kvrun.erasure.report import CertificateReport, Check, CheckCode, CheckName, verdict_of
 from kvrun.erasure.trust import TrustAnchor, raw_key
 from kvrun.keys.filesystem import ClaimClass
@@ -44,14 +44,16 @@ def check_certificate(
     opening: bytes | None = None,
     subject: str | None = None,
     attested: Sequence[Attestation] = (),
+    log_proof: bytes | None = None,
 ) -> CertificateReport:
     """Check a certificate's bytes. ``now`` in seconds since 1970.
 
     Without ``anchor`` the signer is self-asserted. ``opening`` shows whom it is about, and
     ``subject`` is the id that it must then name. ``attested``: timestamps of checkpoints, which
-    count like a cosignature for the certificate's own one.
+    count like a cosignature for the certificate's own one. ``log_proof``: the file beside the
+    certificate that shows it in the control plane's log.
     """
-    return _Checks(anchor, now, attested).run(data, opening, subject)
+    return _Checks(anchor, now, attested).run(data, opening, subject, log_proof)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +64,7 @@ class _Parts:
     payload: bytes
     public_key: bytes
     signature: bytes
-    record: Record
-    proof: LogProof
-    log_key: VerifierKey
+    logged: Logged
 
 
 class _Checks:
@@ -75,19 +75,22 @@ class _Checks:
         self.checks: list[Check] = []
         self.statement: ErasureStatement | None = None
 
-    def run(self, data: bytes, opening: bytes | None, subject: str | None) -> CertificateReport:
+    def run(
+        self, data: bytes, opening: bytes | None, subject: str | None, log_proof: bytes | None
+    ) -> CertificateReport:
         parts = self._document(data)
         if parts is not None and self._signature(parts):
             statement = self.statement = self._statement(parts)
             if statement is not None:
-                opened = open_checkpoint(
-                    parts.proof.checkpoint, self._log_keys(parts, statement), self._witnesses()
-                )
-                included = self._log_problem(parts, statement, opened) is None
+                opened = self._opened(parts.logged, statement.log)
+                problem = self._log_problem(parts, parts.logged, statement.log, opened)
+                included = problem is None
                 self._signer(parts, statement, opened if included else None)
                 self._time(statement)
-                self._log(parts, statement, opened)
+                self._log(CheckName.LOG, parts.logged, problem)
                 self._witness(opened, included)
+                if log_proof is not None:
+                    self._control_log(parts, statement, log_proof)
                 self._erasure(statement)
                 self._subject(statement, opening, subject)
         return CertificateReport(tuple(self.checks), self.statement)
@@ -138,12 +141,16 @@ class _Checks:
         self._say(CheckName.STATEMENT, CheckCode.UNDERSTOOD, what)
         return statement
 
-    def _log_keys(self, parts: _Parts, statement: ErasureStatement) -> list[VerifierKey]:
-        """The keys of the log that the statement names: no other log may speak for it."""
+    def _opened(self, logged: Logged, log: str) -> OpenedCheckpoint:
+        """The proof's checkpoint, under keys of that log: no other may speak for it."""
+        keys = self._log_keys(logged, log)
+        return open_checkpoint(logged.proof.checkpoint, keys, self._witnesses())
+
+    def _log_keys(self, logged: Logged, log: str) -> list[VerifierKey]:
         if self.anchor is None or not self._names_logs():
-            return [parts.log_key]
-        known = [key for key in self.anchor.logs() if key.name == statement.log]
-        revoked = [VerifierKey(statement.log, ED25519, raw) for raw in self._revoked_log_keys()]
+            return [logged.key]
+        known = [key for key in self.anchor.logs() if key.name == log]
+        revoked = [VerifierKey(log, ED25519, raw) for raw in self._revoked_log_keys()]
         return known + [key for key in revoked if key not in known]
 
     def _names_logs(self) -> bool:
@@ -221,18 +228,18 @@ class _Checks:
             self._say(CheckName.TIME, CheckCode.PLAUSIBLE, what)
 
     def _log_problem(
-        self, parts: _Parts, statement: ErasureStatement, opened: OpenedCheckpoint
+        self, parts: _Parts, logged: Logged, log: str, opened: OpenedCheckpoint
     ) -> tuple[CheckCode, str] | None:
-        record, proof, tree = parts.record, parts.proof, opened.checkpoint
-        names = {record.log, tree.origin, parts.log_key.name, statement.log}
+        record, proof, tree = logged.record, logged.proof, opened.checkpoint
+        names = {record.log, tree.origin, logged.key.name, log}
         if len(names) > 1:
             return CheckCode.FOREIGN_LOG, f"record, checkpoint and statement name {sorted(names)}"
         about = record.event is Event.CERTIFIED and record.digest == payload_digest(parts.payload)
         if not about or record.seq != proof.index:
             return CheckCode.NOT_IN_LOG, "the log's record is not about this certificate"
-        if not opened.signed_by or statement.log in opened.broken:
+        if not opened.signed_by or log in opened.broken:
             return CheckCode.LOG_NOT_SIGNED, "the checkpoint has no valid signature of the log"
-        leaf = leaf_hash(parts.document.log.record.encode())
+        leaf = leaf_hash(logged.line)
         if not verify_inclusion(leaf, proof.index, tree.size, proof.path, tree.root):
             return CheckCode.WRONG_LOG_ROOT, "the record is not in the tree under the checkpoint"
         revoked = self._revoked_log_keys()
@@ -242,14 +249,28 @@ class _Checks:
         what = "the log's key is revoked, and no witness saw the checkpoint before"
         return CheckCode.REVOKED_LOG_KEY, what
 
-    def _log(self, parts: _Parts, statement: ErasureStatement, opened: OpenedCheckpoint) -> None:
-        problem = self._log_problem(parts, statement, opened)
+    def _log(self, name: CheckName, logged: Logged, problem: tuple[CheckCode, str] | None) -> None:
         if problem is not None:
-            self._say(CheckName.LOG, *problem)
+            self._say(name, *problem)
             return
-        what = f"record {parts.record.seq} of {statement.log}, {parts.record.ts}"
+        what = f"record {logged.record.seq} of {logged.record.log}, {logged.record.ts}"
         code = CheckCode.INCLUDED if self._names_logs() else CheckCode.LOG_SELF_ASSERTED
-        self._say(CheckName.LOG, code, what)
+        self._say(name, code, what)
+
+    def _control_log(self, parts: _Parts, statement: ErasureStatement, log_proof: bytes) -> None:
+        try:
+            logged = parse_log_proof(log_proof)
+        except CertificateFormatError as error:
+            self._say(CheckName.CONTROL_LOG, CheckCode.MALFORMED, error.message)
+            return
+        log = logged.record.log
+        # Whoever made the certificate has the ledger's key, and often the instance's.
+        if log == statement.log or not is_control_log(log, statement.scope.workspace):
+            what = f"{log} is no control plane's log"
+            self._say(CheckName.CONTROL_LOG, CheckCode.FOREIGN_LOG, what)
+            return
+        problem = self._log_problem(parts, logged, log, self._opened(logged, log))
+        self._log(CheckName.CONTROL_LOG, logged, problem)
 
     def _witness(self, opened: OpenedCheckpoint, included: bool) -> None:
         broken = sorted(set(opened.broken) & {key.name for key in self._witnesses()})
@@ -279,17 +300,10 @@ def _take_apart(document: CertificateDocument) -> _Parts:
         payload_of(document),
         decode_base64(document.public_key),
         decode_base64(document.envelope.signatures[0].sig),
-        decode_record(document.log.record.encode()),
-        parse_proof(document.log.proof.encode()),
-        parse_verifier_key(document.log.key),
+        read_logged(document.log),
     )
-    open_checkpoint(parts.proof.checkpoint, ())
-    if parts.log_key.algorithm != ED25519 or document.log.key != parts.log_key.text():
-        raise NoteFormatError("the log's verifier key is not in its one form, of type 1")
     if len(parts.public_key) != 32 or len(parts.signature) != 64:
         raise NoteFormatError("an Ed25519 public key has 32 bytes and a signature 64")
-    if parts.proof.extra:
-        raise NoteFormatError("a certificate's log proof has no extra data")
     return parts
 
 

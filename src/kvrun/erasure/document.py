@@ -21,22 +21,11 @@ from kvrun.erasure.certificate import (
     payload_digest,
 )
 from kvrun.erasure.errors import CertificateFormatError
+from kvrun.erasure.logproof import LogInclusion
 from kvrun.keys.signing import KeyPurpose, SigningKey
 
 FORMAT = "kvrun-certificate/v1"
 MAX_CERTIFICATE_BYTES = 2 * MAX_PAYLOAD_BYTES
-
-
-class LogInclusion(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """That a log holds the certificate's record.
-
-    ``record``: the record's line without newline. ``proof``: C2SP tlog-proof text with a signed
-    checkpoint. ``key``: the log's C2SP verifier key, as the log itself states it.
-    """
-
-    key: str
-    proof: str
-    record: str
 
 
 class DocumentBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -25,6 +25,7 @@ from kvrun.erasure.certificate import (
     VerificationEntry,
 )
 from kvrun.erasure.errors import ErasureError
+from kvrun.keys.daemon_state import Pages
 
 ID_BYTES = 12
 _NAME = re.compile(r"([0-9a-f]{24})\.job")
@@ -74,14 +75,45 @@ class ErasedKey(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     object_bytes: int = 0
 
 
+class ToldDaemon(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Another daemon of the deployment's key service that was told to let go of keys.
+
+    ``name`` has its process id in it; ``started`` says which process of that id, "" where unknown;
+    ``pages`` is what it said of its engines'; ``ended`` that its process did; ``asked_at`` (RFC
+    3339) when it was last known to owe something.
+    """
+
+    name: str
+    pid: int
+    started: str = ""
+    let_go: bool = False
+    pages: Pages | None = None
+    ended: bool = False
+    asked_at: str = ""
+
+    @property
+    def confirmed(self) -> bool:
+        """Whether it let go of keys, and its engines answered."""
+        return self.let_go and self.pages is not None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether more may be heard of it."""
+        return not self.ended and not (
+            self.let_go and self.pages is not None and not self.pages.held
+        )
+
+
 class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One erasure of one deployment. Times are seconds since 1970.
 
     ``orphans`` are (tenant_ref, session_ref) of ciphertext in the scope without a key; ``root_id``
     and ``epoch`` name the root and its live epoch key before; ``engines`` are the process ids of
-    engines that were asked to scrub; ``digest`` is the SHA-256 of the signed statement once it is
-    in the ledger; ``addenda`` counts the certificates issued since; with ``children`` it certifies
-    what became of a request in several deployments, and begins as proven.
+    engines that were asked to scrub, ``gpu`` and ``unacknowledged`` what they answered; ``shared``
+    says that other daemons could have the keys, ``daemons`` which were told; ``digest`` is the
+    SHA-256 of the signed statement once it is in the ledger; ``addenda`` counts the certificates
+    issued since; with ``children`` it certifies what became of a request in several deployments,
+    and begins as proven.
     """
 
     id: str
@@ -100,6 +132,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     root_id: str = ""
     epoch: int = 0
     engines: list[int] = []
+    daemons: list[ToldDaemon] = []
+    shared: bool = False
     in_ledger: bool = False
     root: RootEntry | None = None
     destroyed_at: float = 0.0
@@ -116,6 +150,48 @@ class Job(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def sessions(self) -> list[ErasedKey]:
         """The keys of sessions, without tenants' own."""
         return [key for key in self.keys if key.session_ref or key.generation]
+
+    @property
+    def unconfirmed(self) -> list[str]:
+        """Engines and daemons that have not confirmed, and since when that is known."""
+        return [
+            *self.unacknowledged,
+            *(
+                _unconfirmed(daemon)
+                for daemon in self.daemons
+                if not daemon.ended and not daemon.confirmed
+            ),
+        ]
+
+    @property
+    def pages(self) -> GpuEntry:
+        """Of this daemon's engines and of the others'."""
+        said = [daemon.pages for daemon in self.daemons if daemon.pages is not None]
+        held = sum(d.pages.held for d in self.daemons if d.pages is not None and not d.ended)
+        return GpuEntry(
+            evicted=self.gpu.evicted + sum(pages.evicted for pages in said),
+            scrubbed=self.gpu.scrubbed + sum(pages.scrubbed for pages in said),
+            held=self.gpu.held + held,
+        )
+
+    @property
+    def remarks(self) -> list[str]:
+        """What the erasure does not cover, beside what its class says."""
+        found = list(self.notes)
+        for daemon in self.daemons:
+            found += daemon.pages.notes if daemon.pages is not None else []
+            if daemon.ended and (daemon.pages is None or daemon.pages.held):
+                found.append(
+                    f"Engine memory behind the daemon {daemon.name}: it ended before it said that"
+                    " its engines zeroed the pages."
+                )
+        return list(dict.fromkeys(found))
+
+
+def _unconfirmed(daemon: ToldDaemon) -> str:
+    what, end = ("", "") if daemon.let_go else ("keys and ", "; it may not use the keys any more")
+    since = f"not confirmed at {daemon.asked_at}"
+    return f"daemon {daemon.name}: {what}pages in engine memory {since}{end}"
 
 
 class JobStore:
@@ -136,7 +212,8 @@ class JobStore:
         path = self._folder / f"{job.id}.job"
         temporary = path.with_suffix(".new")
         try:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+            temporary.unlink(missing_ok=True)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
             with os.fdopen(os.open(temporary, flags, 0o600), "wb") as file:
                 file.write(sha256(body).hexdigest().encode() + b"\n" + body)
                 file.flush()

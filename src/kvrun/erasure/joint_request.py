@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from kvrun.durable import sync_folder
+from kvrun.durable import replace_private_file, sync_folder
 from kvrun.erasure.certificate import ChildEntry, RequestKind
 from kvrun.erasure.commitment import SALT_BYTES, ErasedSubject, make_opening
 from kvrun.erasure.errors import ErasureError
@@ -144,15 +144,8 @@ class JointRequestStore:
     def save(self, request: JointRequest) -> None:
         """Write it durably in place of what was there. Raises ErasureError."""
         path = self._folder / f"{request.id}{_SUFFIX}"
-        temporary = path.with_suffix(".new")
         try:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-            with os.fdopen(os.open(temporary, flags, 0o600), "wb") as file:
-                file.write(msgspec.json.encode(request) + b"\n")
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-            sync_folder(self._folder)
+            replace_private_file(path, msgspec.json.encode(request) + b"\n")
         except OSError as error:
             raise ErasureError(
                 f"the request {path} cannot be written: {error.strerror}",

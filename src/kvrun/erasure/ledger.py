@@ -11,14 +11,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from kvrun.audit.checkpoint import CheckpointSigner
-from kvrun.audit.cursor import read_records
-from kvrun.audit.merkle import inclusion_proof, leaf_hash
-from kvrun.audit.proof import LogProof
-from kvrun.audit.record import AuditEvent, Event, as_line
+from kvrun.audit.record import AuditEvent, Event
 from kvrun.audit.settings import AuditLimits
 from kvrun.audit.writer import AuditLog
-from kvrun.erasure.document import LogInclusion
+from kvrun.erasure.certified import CertifiedRecords
 from kvrun.erasure.job import ErasedKey
+from kvrun.erasure.logproof import LogInclusion
 
 # It says when something is erased; that nothing is, the instance's own log says every minute.
 _HEARTBEAT_S = 86_400
@@ -31,8 +29,7 @@ class ErasureLedger:
         self._log = log
         self._signer = signer
         self._lock = threading.Lock()
-        self._leaves: list[bytes] = []
-        self._lines: dict[int, str] = {}
+        self._certified = CertifiedRecords(log.folder)
         self._keys: set[str] = set()
         self._take_in()
 
@@ -94,8 +91,7 @@ class ErasureLedger:
         Raises AuditUnavailableError.
         """
         with self._lock:
-            seq = self._find(digest)
-            if seq is None:
+            if not self._certified.holds(digest):
                 event = AuditEvent(
                     event=Event.CERTIFIED,
                     request_id=job_id,
@@ -103,17 +99,10 @@ class ErasureLedger:
                     deployment=deployment,
                     digest=digest,
                 )
-                seq = self._log.append_durable(event)[0]
-                self._take_in()
+                self._log.append_durable(event)
             note = self._log.sign_checkpoint()
             self._take_in()
-            size = int(note.split(b"\n")[1])
-            proof = LogProof(seq, tuple(inclusion_proof(self._leaves[:size], seq)), note)
-            return LogInclusion(
-                key=self._signer.key.text(),
-                proof=proof.encode().decode(),
-                record=self._line(seq),
-            )
+            return self._certified.inclusion(digest, note, self._signer.key)
 
     def close(self) -> None:
         """Let go of the folder."""
@@ -121,17 +110,6 @@ class ErasureLedger:
 
     def _take_in(self) -> None:
         """Read what was appended since the last time."""
-        for record in read_records(self._log.folder, from_seq=len(self._leaves)):
-            line = as_line(record)
-            self._leaves.append(leaf_hash(line.encode()))
+        for record in self._certified.read_on():
             if record.event is Event.KEY_DESTROYED:
                 self._keys.add(record.key_id)
-            elif record.event is Event.CERTIFIED:
-                self._lines[record.seq] = line
-
-    def _find(self, digest: str) -> int | None:
-        wanted = f'"digest":"{digest}"'
-        return next((seq for seq, line in self._lines.items() if wanted in line), None)
-
-    def _line(self, seq: int) -> str:
-        return self._lines[seq]

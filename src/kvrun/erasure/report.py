@@ -17,6 +17,7 @@ class CheckName(StrEnum):
     TIME = "time"
     LOG = "log"
     WITNESS = "witness"
+    CONTROL_LOG = "control_log"
     ERASURE = "erasure"
     SUBJECT = "subject"
 

@@ -69,15 +69,13 @@ def statement_of(
         ],
         root=job.root if job.keys else None,
         tiers=job.tiers,
-        gpu=job.gpu,
+        gpu=job.pages,
         verification=job.checks,
         claim_class=claim,
         complete_after=complete_after(destroyed_at, retention),
         snapshot_retention_days=retention,
-        exclusions=exclusions(claim, job.notes, declared=facts.declared)
-        if held
-        else list(job.notes),
-        unacknowledged=job.unacknowledged,
+        exclusions=exclusions(claim, job.remarks, declared=facts.declared) if held else job.remarks,
+        unacknowledged=job.unconfirmed,
         steps=job.steps,
         software=Software(version=__version__),
         policy_revision=facts.policy_revision,
