@@ -5,6 +5,7 @@ from pathlib import Path
 
 from kvrun.cache import CacheEvent, CacheSession, CacheStore, DiskTier, MemoryTier, Tier
 from kvrun.cache.order import Sharing
+from kvrun.cache.placement import Basis
 
 CELL = 256
 
@@ -15,6 +16,26 @@ def name(number: int) -> bytes:
 
 def content(number: int, size: int = CELL) -> bytes:
     return (number.to_bytes(4, "big") * (size // 4 + 1))[:size]
+
+
+@dataclass
+class TierGate:
+    """A policy that may refuse one tier, with a rule for each."""
+
+    revision: str = "r1"
+    refused: Tier | None = None
+
+    def allows(self, tenant_ref: str, session_ref: str, tier: Tier) -> bool:
+        return tier is not self.refused
+
+    def ttl_s(self, tenant_ref: str, session_ref: str, tier: Tier) -> float | None:
+        return 0.0 if tier is self.refused else None
+
+    def settled(self, tenant_ref: str, session_ref: str, tier: Tier) -> Basis | None:
+        return None if tier is self.refused else self.basis(tenant_ref, tier, "allowed")
+
+    def basis(self, tenant_ref: str, tier: Tier, why: str) -> Basis:
+        return Basis(f"residency: {why} {tier.name.lower()}", self.revision)
 
 
 @dataclass
@@ -29,6 +50,7 @@ class Box:
     time: float = 1000.0
     sharing: Sharing | None = None
     ttl: float | None = None
+    rule: str = ""
     events: list[CacheEvent] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -71,6 +93,12 @@ class Box:
 
     def ttl_s(self, tenant_ref: str, session_ref: str, tier: Tier) -> float | None:
         return self.ttl
+
+    def settled(self, tenant_ref: str, session_ref: str, tier: Tier) -> Basis | None:
+        return None if self.ttl == 0 else self.basis(tenant_ref, tier, "allowed")
+
+    def basis(self, tenant_ref: str, tier: Tier, why: str) -> Basis:
+        return Basis(f"residency: {why} {self.rule}", "r1") if self.rule else Basis()
 
     def restart(self, *, clean: bool = True) -> None:
         if clean:

@@ -1,4 +1,4 @@
-"""Keys for packs, and a store over a folder that plays the bucket, on a clock that tests move."""
+"""A store over a folder that plays the bucket, on a clock that tests move."""
 
 from __future__ import annotations
 
@@ -9,38 +9,13 @@ from cachebox import content, name
 
 from kvrun.cache import CacheEvent, CacheSession, CacheStore, DiskTier, MemoryTier
 from kvrun.cache.object_tier import ObjectSettings, ObjectTier
-from kvrun.cache.pack import index_context
-from kvrun.seal import BlockSealer, plain_size, sealed_size
+from kvrun.cache.placement import Basis
+from kvrun.cache.served import ServedModels
 from kvrun.storage import Storage, open_storage
+from support.packkeys import Keys as Keys
 
 CELL = 4096
 PREFIX = "w-1/deployments/d-1"
-
-
-class Keys:
-    """One session's pack keys; another ``seed`` is another session's or deployment's."""
-
-    def __init__(self, seed: int = 1, fingerprint: bytes = b"f" * 32) -> None:
-        self.fingerprint = fingerprint
-        self.generation = 1
-        self._sealer = BlockSealer(bytearray(seed.to_bytes(32, "big")), generation=1)
-        self._salts = 0
-
-    def seal_index(self, name: str, plain: bytes) -> bytes:
-        self._salts += 1
-        sealed = bytearray(sealed_size(len(plain)))
-        salt = self._salts.to_bytes(24, "big")
-        self._sealer.seal_into(_context(name), plain, sealed, salt=salt)
-        return bytes(sealed)
-
-    def open_index(self, name: str, sealed: memoryview) -> bytes:
-        plain = bytearray(plain_size(len(sealed)))
-        self._sealer.open_into(_context(name), sealed, plain)
-        return bytes(plain)
-
-
-def _context(name: str) -> bytes:
-    return index_context("w-1", "d-1", "alice", "chat", 1, name)
 
 
 @dataclass
@@ -52,6 +27,12 @@ class Gate:
 
     def ttl_s(self, tenant_ref: str, session_ref: str, tier: object) -> float | None:
         return None
+
+    def settled(self, tenant_ref: str, session_ref: str, tier: object) -> Basis | None:
+        return Basis()
+
+    def basis(self, tenant_ref: str, tier: object, why: str) -> Basis:
+        return Basis()
 
 
 @dataclass
@@ -65,7 +46,10 @@ class PackBox:
     pack_bytes: int = 16 * CELL
     storage: Storage | None = None
     undeleted: Path | None = None
+    cap: int | None = None
     settings: ObjectSettings | None = None
+    served: Path | None = None
+    alone: bool = True
     events: list[CacheEvent] = field(default_factory=list)
     gate: Gate = field(default_factory=Gate)
 
@@ -79,6 +63,7 @@ class PackBox:
             storage,
             PREFIX,
             undeleted=self.undeleted,
+            cap_of=lambda _: self.cap,
             settings=self.settings or ObjectSettings(pack_bytes=self.pack_bytes, load_wait_s=20),
             now=lambda: self.time,
             sleep=self.advance,
@@ -87,12 +72,16 @@ class PackBox:
         self.memory = MemoryTier(self.cells * CELL, lock=False)
         self.store = CacheStore(
             memory=self.memory,
-            disk=DiskTier(self.disk, max_bytes=1 << 30) if self.disk is not None else None,
+            disk=DiskTier(self.disk, max_bytes=1 << 30, wall=lambda: self.time)
+            if self.disk is not None
+            else None,
             objects=self.objects,
             on_event=self.events.append,
             gate=self.gate,
             now=lambda: self.time,
             wall=lambda: self.time,
+            served=ServedModels(self.served),
+            alone=self.alone,
             background=False,
         )
         self.store.carve(CELL)

@@ -7,6 +7,7 @@ from cachebox import Box, name
 from packbox import PackBox
 
 from kvrun.cache import CacheEventKind, Tier
+from support.client import eventually
 
 
 @pytest.fixture
@@ -117,7 +118,7 @@ def test_packs_in_storage_are_deleted_and_what_came_back_from_them_is_as_old_as_
     box.time += 90
     session = box.session()
     assert box.get(session, 1) is not None
-    assert box.tiers(session, 1, 2) == [Tier.MEMORY, Tier.OBJECT]
+    eventually(lambda: box.tiers(session, 1, 2) == [Tier.MEMORY, Tier.OBJECT], "it is kept")
     assert box.store.expire() == 0
     box.time += 11
     assert box.store.expire() == 3

@@ -1,15 +1,17 @@
 """The object tier: packs in Storage are written, found again, shared, merged, lost and deleted."""
 
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
-from cachebox import content, name
+from cachebox import TierGate, content, name
 from packbox import CELL, KEYS, PREFIX, Keys, PackBox
 
-from kvrun.cache import Tier
-from kvrun.cache.object_tier import ObjectSettings
+from kvrun.cache import CacheEventKind, Tier, fetching
+from kvrun.cache.object_tier import ObjectSettings, ObjectTier
 from kvrun.cache.pack import blocks_in
+from kvrun.cache.placement import Basis
 from kvrun.storage import Storage, StorageError, open_storage
 from support.client import eventually
 
@@ -41,9 +43,29 @@ def test_blocks_come_back_from_storage_alone_after_a_restart(box: PackBox) -> No
     assert box.tiers(session, *range(21)) == [Tier.OBJECT] * 20 + [Tier.MISS]
     for number in range(20):
         assert box.get(session, number) == (content(number, CELL), Tier.OBJECT)
-    assert box.kinds()["restored", Tier.OBJECT] == 20
+    eventually(lambda: box.kinds().get(("restored", Tier.OBJECT)) == 20, "all are kept")
     # They are in memory now.
     assert box.get(session, 3) == (content(3, CELL), Tier.MEMORY)
+
+
+def test_a_block_from_storage_is_restored_where_memory_keeps_it(box: PackBox) -> None:
+    stored(box, 1)
+    box.restart()
+    session = loaded(box)
+    box.store._state.gate = TierGate(refused=Tier.MEMORY)
+    assert box.get(session, 1) == (content(1, CELL), Tier.OBJECT)
+    fetcher = box.store._fetcher
+    assert fetcher is not None
+    eventually(lambda: not fetcher._under_way, "what came is let go of")
+    assert box.memory.listed_blocks == 0
+    assert ("restored", Tier.OBJECT) not in box.kinds()
+    box.store._state.gate = TierGate()
+    assert box.get(session, 1) == (content(1, CELL), Tier.OBJECT)
+    eventually(lambda: box.kinds().get(("restored", Tier.OBJECT)) == 1, "memory keeps it")
+    assert box.memory.listed_blocks == 1
+    (event,) = [event for event in box.events if event.kind is CacheEventKind.RESTORED]
+    assert (event.reason, event.revision) == ("residency: allowed memory", "r1")
+    assert box.store.stats().counters.restored == 2
 
 
 def test_prefetched_blocks_count_as_storage_once_and_as_memory_then(box: PackBox) -> None:
@@ -55,8 +77,8 @@ def test_prefetched_blocks_count_as_storage_once_and_as_memory_then(box: PackBox
     with session.read(name(2)) as sealed:
         assert sealed is not None
         assert sealed.tier is Tier.OBJECT
-    assert box.tiers(session, 1, 2, 3) == [Tier.OBJECT, Tier.MEMORY, Tier.OBJECT]
     eventually(lambda: box.memory.listed_blocks == 3, "all three are in memory")
+    assert box.tiers(session, 1, 2, 3) == [Tier.OBJECT, Tier.MEMORY, Tier.OBJECT]
     # One look at the pack's end, all of it where it is small, and one request for the blocks.
     assert box.objects.counters.bytes_read == box.packs()[0].stat().st_size + 3 * CELL
 
@@ -71,6 +93,151 @@ def test_a_pack_is_written_by_size_by_age_and_when_the_daemon_stops(box: PackBox
     box.put(session, 20)
     box.store.close()
     assert sorted(blocks_in(path.name) for path in box.packs()) == [1, 1, 16]
+
+
+def test_a_session_without_a_request_has_its_pack_written_soon(box: PackBox) -> None:
+    session = loaded(box)
+    session.begin(1)
+    session.begin(2)
+    box.put(session, 1)
+    session.end(1)
+    box.advance(3)
+    assert box.store.work() == 0, "another request is under way"
+    session.end(2)
+    assert box.store.work() == 0, "what the last one computed is still being sealed"
+    box.advance(1)
+    box.put(session, 2)
+    box.advance(1.5)
+    assert box.store.work() == 0
+    box.advance(1)
+    assert box.store.work() == 2
+    assert [blocks_in(path.name) for path in box.packs()] == [2]
+    # A request that begins meanwhile makes it wait for the age again.
+    box.put(session, 3)
+    session.begin(3)
+    session.end(2)
+    box.advance(5)
+    assert box.store.work() == 0
+    box.advance(5)
+    assert box.store.work() == 1
+
+
+def test_a_block_is_handed_out_of_the_buffer_it_came_in_before_a_cell_holds_it(
+    box: PackBox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored(box, 1, 2)
+    box.restart()
+    session = loaded(box)
+    keep, may_copy = session.keep_fetched, threading.Event()
+
+    def keep_later(block: bytes, packed: int, data: memoryview) -> bool:
+        return may_copy.wait(20) and keep(block, packed, data)
+
+    monkeypatch.setattr(session, "keep_fetched", keep_later)
+    assert box.get(session, 1) == (content(1, CELL), Tier.OBJECT)
+    assert box.memory.listed_blocks == 0
+    may_copy.set()
+    eventually(lambda: box.memory.listed_blocks == 1, "the copy for those who come later")
+    # It counted as found in Storage once.
+    assert box.get(session, 1) == (content(1, CELL), Tier.MEMORY)
+
+
+def test_a_fetch_that_cannot_be_noted_is_a_miss_and_holds_nobody_up(
+    box: PackBox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored(box, 1, 2)
+    box.restart()
+    session = loaded(box)
+
+    def refuse(blocks: int) -> None:
+        raise RuntimeError("nobody takes the event")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(session, "note_fetched", refuse)
+        assert box.get(session, 1) is None
+    assert box.get(session, 1) == (content(1, CELL), Tier.OBJECT)
+    eventually(lambda: box.memory.listed_blocks == 1, "the thread that copies goes on")
+    box.store.close()
+
+
+def test_copies_into_memory_wait_for_the_requests_that_were_made_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = ObjectSettings(pack_bytes=16 * CELL, load_wait_s=20, fetch_wait_s=20, threads=1)
+    box = PackBox(tmp_path / "bucket", settings=settings)
+    stored(box, *range(5))
+    box.restart()
+    session = loaded(box)
+    read, keep, asked = session.packs.read, session.keep_fetched, threading.Event()
+    order: list[str] = []
+
+    def read_when_asked(pack: str, start: int, size: int) -> memoryview:
+        assert asked.wait(20)
+        order.append("read")
+        return read(pack, start, size)
+
+    def note_keep(block: bytes, packed: int, data: memoryview) -> bool:
+        order.append("keep")
+        return keep(block, packed, data)
+
+    monkeypatch.setattr(session.packs, "read", read_when_asked)
+    monkeypatch.setattr(session, "keep_fetched", note_keep)
+    monkeypatch.setattr(session, "following", lambda names, limit: [])
+    session.prefetch([name(number) for number in (0, 2, 4)])  # no neighbours: a request each
+    asked.set()
+    eventually(lambda: box.memory.listed_blocks == 3, "all three are in memory")
+    assert order == ["read"] * 3 + ["keep"] * 3
+
+
+def test_copies_into_memory_wait_while_blocks_are_asked_for_until_much_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetching, "_PAUSE_S", 3600)  # somebody asked just now, all the time
+    settings = ObjectSettings(
+        pack_bytes=16 * CELL, load_wait_s=20, fetch_wait_s=20, fetch_bytes=4 * CELL
+    )
+    box = PackBox(tmp_path / "bucket", settings=settings)
+    stored(box, *range(5))
+    box.restart()
+    session = loaded(box)
+    kept: list[bytes] = []
+    keep = session.keep_fetched
+
+    def note_keep(block: bytes, packed: int, data: memoryview) -> bool:
+        kept.append(block)
+        return keep(block, packed, data)
+
+    monkeypatch.setattr(session, "keep_fetched", note_keep)
+    for number in (0, 2, 4):  # no neighbours: a request each
+        assert not kept
+        assert box.get(session, number) == (content(number, CELL), Tier.OBJECT)
+    eventually(lambda: box.memory.listed_blocks == 1, "the third is more than may wait")
+    assert kept == [name(0)]
+    box.store.close()
+
+
+def test_the_first_blocks_that_a_session_asks_for_bring_what_was_packed_after_them(
+    box: PackBox,
+) -> None:
+    stored(box, *range(48))  # three packs
+    box.restart()
+    session = loaded(box)
+    session.prefetch([name(number) for number in range(4, 20)])
+    eventually(lambda: box.memory.listed_blocks == 44, "the rest of the second pack and the third")
+    # Only once: who comes back for more asks for it.
+    assert session.quarantine(name(40))
+    session.prefetch([name(0)])
+    eventually(lambda: box.memory.listed_blocks == 44, "what was asked for")
+    assert box.tiers(session, 1, 2, 3, 40) == [Tier.OBJECT] * 3 + [Tier.MISS]
+
+
+def test_what_is_brought_ahead_displaces_nothing_and_is_bounded(tmp_path: Path) -> None:
+    stored(PackBox(tmp_path / "bucket"), *range(48))
+    session = loaded(PackBox(tmp_path / "bucket", cells=64))
+    assert [n for n, _ in session.following([name(0)], 5 * CELL)] == [name(n) for n in range(1, 6)]
+    assert len(session.following([name(0)], 1 << 30)) == 32, "half of what is free"
+    assert session.following([name(47)], 1 << 30) == []
+    assert session.following([name(99)], 1 << 30) == []
 
 
 def test_what_another_instance_wrote_is_found_and_not_written_twice(tmp_path: Path) -> None:
@@ -197,6 +364,9 @@ def test_the_packs_of_another_model_are_not_used_and_go_after_a_day(box: PackBox
     box.advance(25 * 3600)
     assert box.tiers(loaded(box), 1) == [Tier.MISS]
     assert box.packs() == []
+    box.store.deliver_events()
+    (event,) = [event for event in box.events if event.kind is CacheEventKind.EVICTED]
+    assert (event.tier, event.blocks, event.reason) == (Tier.OBJECT, 1, "another model")
 
 
 def test_a_drop_deletes_the_packs_also_of_a_session_that_nobody_opened(box: PackBox) -> None:
@@ -215,6 +385,18 @@ def test_a_drop_deletes_the_packs_also_of_a_session_that_nobody_opened(box: Pack
     dropped = box.store.drop("t1", "s2", epoch=1)
     assert (dropped.object_blocks, dropped.object_failed) == (2, 0)
     assert box.packs() == []
+
+
+def test_an_odd_folder_in_the_bucket_keeps_no_session_from_being_found(box: PackBox) -> None:
+    box.put(box.session(), 1)
+    assert box.store.flush()
+    (pack,) = box.packs()
+    kv = pack.parents[2]
+    for odd in (kv / "a=b" / "s1", kv / "t1" / "c=d"):
+        odd.mkdir(parents=True)
+        (odd / pack.name).write_bytes(pack.read_bytes())
+    box.restart()
+    assert box.store.session_refs() == box.store.session_refs({"t1"}) == [("t1", "s1")]
 
 
 def test_the_index_is_counted_and_forgotten_with_its_session(box: PackBox) -> None:
@@ -237,9 +419,40 @@ def test_without_permission_nothing_is_written_and_with_it_all_of_it_is(box: Pac
     assert [blocks_in(path.name) for path in box.packs()] == [2]
 
 
+def test_a_pack_is_persisted_by_the_revision_that_let_it_stay(
+    box: PackBox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, comes = ObjectTier.write, TierGate("r2")
+
+    def slow(tier: ObjectTier, *arguments: object) -> None:
+        """Another revision comes meanwhile."""
+        write(tier, *arguments)  # type: ignore[arg-type]
+        box.store._state.gate = comes
+
+    monkeypatch.setattr(ObjectTier, "write", slow)
+    box.store._state.gate = TierGate("r1")
+    stored(box, 1, 2)
+
+    def recorded(kind: CacheEventKind) -> list[tuple[int, str, str]]:
+        box.store.deliver_events()
+        return [(e.blocks, e.reason, e.revision) for e in box.events
+                if e.kind is kind and e.tier is Tier.OBJECT]  # fmt: skip
+
+    persisted = [(2, "residency: allowed object", "r2")]
+    assert recorded(CacheEventKind.PERSISTED) == persisted
+    comes = TierGate("r3", refused=Tier.OBJECT)
+    stored(box, 3)
+    assert recorded(CacheEventKind.PERSISTED) == persisted
+    assert [blocks_in(path.name) for path in box.packs()] == [2], "what was just written left"
+    why = Basis("residency: tier_not_allowed eu", "r3")
+    assert box.store.leave("t1", "s1", {Tier.OBJECT: why})[Tier.OBJECT][0] == 2
+    assert recorded(CacheEventKind.EVICTED) == [(2, *why)], "the sweep says what it took away"
+
+
 def test_what_a_policy_takes_out_of_storage_is_gone_there_and_stays_in_memory(box: PackBox) -> None:
     stored(box, 1, 2)
-    blocks, size = box.store.leave("t1", "s1", Tier.OBJECT, "residency: region_not_allowed eu")
+    why = {Tier.OBJECT: Basis("residency: region_not_allowed eu", "r1")}
+    blocks, size = box.store.leave("t1", "s1", why)[Tier.OBJECT]
     assert (blocks, size > 2 * CELL) == (2, True)
     assert box.packs() == []
     assert box.tiers(box.session(), 1, 2) == [Tier.MEMORY] * 2
@@ -249,7 +462,9 @@ def test_what_a_policy_takes_out_of_storage_is_gone_there_and_stays_in_memory(bo
 def test_packs_of_a_session_that_nobody_opened_are_taken_away_too(box: PackBox) -> None:
     stored(box, 1, 2)
     box.restart()
-    assert box.store.leave("t1", "s1", Tier.OBJECT, "residency: tier_not_allowed eu")[0] == 2
+    why = dict.fromkeys((Tier.MEMORY, Tier.DISK, Tier.OBJECT), Basis("residency: no_policy"))
+    left = box.store.leave("t1", "s1", why)
+    assert [left[tier][0] for tier in why] == [0, 0, 2]
     assert box.packs() == []
     assert box.tiers(loaded(box), 1, 2) == [Tier.MISS] * 2
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import secrets
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,8 +20,8 @@ from support.daemon import PATIENT, Daemon
 from support.object_stores import ObjectStore
 
 Made = dict[tuple[str, str], list[tuple[bytes, bytes]]]
-KEPT = ("keys", "root", "erasure", "signing")
-"""What has to come along to another machine."""
+KEPT = ("keys", "erasure", "signing")
+"""What has to come along to another machine, beside the key root."""
 
 
 def bucket_of(store: ObjectStore) -> tuple[str, str]:
@@ -36,9 +38,13 @@ def daemon_on(
     endpoint: str = "",
     disk: bool = False,
     kept: Path | None = None,
+    root: Path | None = None,
     settings: str = "",
 ) -> Iterator[Daemon]:
-    """A running daemon in a folder of its own; ``kept`` is the data folder that it goes on with."""
+    """A running daemon in a folder of its own; ``kept`` is the data folder that it goes on with.
+
+    With ``root``, a folder of a file root, it has the keys that it finds in the bucket instead.
+    """
     folder = Path(tempfile.mkdtemp(prefix="kvr-", dir="/tmp"))
     daemon = Daemon(
         folder,
@@ -52,12 +58,33 @@ def daemon_on(
         if kept is not None:
             for name in KEPT:
                 shutil.copytree(kept / name, daemon.data / name)
+            shutil.copytree(kept.with_name(f"{kept.name}-root"), daemon.root)
+        if root is not None:
+            shutil.copytree(root, root_of(daemon))
+            fetch = [sys.executable, "-m", "kvrun", "keys", "fetch", "--config"]
+            subprocess.run([*fetch, str(daemon.config)], check=True)
         daemon.start()
         yield daemon
         daemon.stop()
     finally:
         daemon.kill()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def root_of(daemon: Daemon) -> Path:
+    """The folder of the daemon's file root."""
+    return daemon.root
+
+
+def wait_copied(daemon: Daemon, store: ObjectStore, bucket: str) -> None:
+    """Until the bucket has a copy of the keys as they are now."""
+    changed = (daemon.data / "keys" / "keys.slots").stat().st_mtime_ns // 1000
+
+    def copied() -> bool:
+        names = [name for name in store.names(bucket) if name.endswith(".kvk")]
+        return len(names) == 1 and int(names[0].rpartition("/")[2][:20]) > changed
+
+    eventually(copied, "the keys are copied to the bucket", 60)
 
 
 def fill(daemon: Daemon, engine: HandEngine, *, tenants: int, sessions: int, count: int) -> Made:
@@ -104,5 +131,5 @@ def all_found(daemon: Daemon, engine: HandEngine, made: Made) -> None:
 
 __all__ = [
     "KEPT", "Made", "all_found", "asked", "blocks", "bucket_of", "daemon_on", "fill", "hashes",
-    "reused", "stored",
+    "reused", "root_of", "stored", "wait_copied",
 ]  # fmt: skip

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import resource
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -63,17 +61,6 @@ def order(daemon: Daemon) -> list[dict[str, str]]:
     return found
 
 
-@contextmanager
-def no_disk(daemon: Daemon) -> Iterator[None]:
-    """Every write of the daemon to a file fails, as on a full disk."""
-    before = resource.prlimit(daemon.pid, resource.RLIMIT_FSIZE)
-    resource.prlimit(daemon.pid, resource.RLIMIT_FSIZE, (0, before[1]))
-    try:
-        yield
-    finally:
-        resource.prlimit(daemon.pid, resource.RLIMIT_FSIZE, before)
-
-
 def test_the_record_is_on_disk_before_a_block_opens_or_can_be_found(
     daemon: Daemon, engine: HandEngine
 ) -> None:
@@ -99,7 +86,7 @@ def test_a_log_that_cannot_be_written_stops_reuse_until_it_can(
     def claim() -> str:
         return daemon.claim("unlogged", granted.salt, granted.generation)
 
-    with no_disk(daemon):
+    with daemon.no_disk():
         assert engine.match(claim(), granted.salt, hashes(made)).verdict is Verdict.DENIED
         assert engine.load(live.handle, hashes(made)).plain == {}
         engine.store(live.handle, fresh)

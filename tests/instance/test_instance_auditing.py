@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from test_instance_audit import no_disk
 from test_instance_requests import admit, blocks, hashes, stored
 from typer.testing import CliRunner
 
@@ -58,7 +57,7 @@ def test_require_denies_a_live_request_its_own_pages_too(
     made = stored(daemon, engine, "preempted")
     live = admit(daemon, engine, "preempted", hashes(made))
     granted = grant(daemon, "preempted")
-    with no_disk(daemon):
+    with daemon.no_disk():
         # Its admission is on disk, so it is the first record that fails which ends its reuse.
         claim = daemon.claim("preempted", granted.salt, granted.generation)
         assert engine.match(claim, granted.salt, []).verdict is protocol.Verdict.DENIED
@@ -73,7 +72,7 @@ def test_what_happened_while_the_log_was_away_is_written_afterwards(
     daemon: Daemon, engine: HandEngine
 ) -> None:
     granted = grant(daemon, "owed")
-    with no_disk(daemon):
+    with daemon.no_disk():
         claim = daemon.claim("owed", granted.salt, granted.generation, request_id="r-owed")
         assert engine.match(claim, granted.salt, []).verdict is protocol.Verdict.DENIED
 
@@ -92,7 +91,7 @@ def test_best_effort_goes_on_and_counts_what_it_lost(start: type[Daemon]) -> Non
     with HandEngine(daemon.socket, daemon.engine_token) as engine:
         made = stored(daemon, engine, "alice")
         fresh = blocks()
-        with no_disk(daemon):
+        with daemon.no_disk():
             answer = admit(daemon, engine, "alice", hashes(made))
             assert engine.load(answer.handle, hashes(made)).plain == dict(made)
             engine.store(answer.handle, fresh)
@@ -225,6 +224,6 @@ def test_a_question_that_cannot_be_logged_gets_no_answer(
 ) -> None:
     admit(daemon, engine, "unlogged-question", [], request_id="r-unlogged")
     reference = reference_of(daemon, "r-unlogged")
-    with no_disk(daemon), pytest.raises(KvrunError, match="cannot be written"):
+    with daemon.no_disk(), pytest.raises(KvrunError, match="cannot be written"):
         whois(daemon, reference)
     eventually(lambda: health_of(daemon)["available"] is True, "the log can be written")

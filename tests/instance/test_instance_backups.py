@@ -39,14 +39,18 @@ class Scene:
         daemon.stop()
         self.copy = daemon.folder / "copy"
         shutil.copytree(daemon.data, self.copy, ignore=shutil.ignore_patterns("run"))
+        assert not (self.copy / "root").exists(), "a backup of the data folder has no root"
+        shutil.copytree(daemon.root, self.copy / "root")  # an image of the machine does
         daemon.start()
         erase(daemon, "alice", reference="backup")
         daemon.stop()
 
     def put_back(self, *names: str) -> None:
-        """Replace these parts of the data folder by the copy, and start."""
+        """Replace these parts by the copy, and start."""
         for name in names:
             old, new = self.daemon.data / name, self.copy / name
+            if name == "root":
+                old = self.daemon.root
             if new.is_dir():
                 shutil.rmtree(old)
                 shutil.copytree(new, old)
@@ -74,6 +78,12 @@ def scene(daemon: Daemon) -> Scene:
     return Scene(daemon)
 
 
+def protections(daemon: Daemon) -> dict[str, str]:
+    status = daemon.admin("status")
+    assert isinstance(status, dict)
+    return dict(status["protections"])
+
+
 def nothing_of_alice(scene: Scene) -> None:
     assert scene.opens("alice", with_old_claim=True) == {}
     assert scene.opens("alice", with_old_claim=False) == {}
@@ -86,19 +96,28 @@ def test_ciphertext_put_back_opens_for_the_others_only(scene: Scene) -> None:
     assert scene.opens("bob", with_old_claim=True) == dict(scene.made["bob"])
 
 
-def test_everything_but_the_root_put_back_opens_nothing_that_was_erased(scene: Scene) -> None:
+def test_everything_but_the_root_put_back_opens_the_others_and_nothing_that_was_erased(
+    scene: Scene,
+) -> None:
     scene.put_back("storage", "keys", "erasure", "audit", "signing")
     nothing_of_alice(scene)
-    # Bob's key was wrapped again after the copy was made: the copy opens nothing of his either,
-    # and he starts cold.
-    fresh = key_of(scene.daemon, "bob")
-    assert fresh[0] != scene.keys["bob"][0]
-    assert scene.opens("bob", with_old_claim=False) == {}
+    assert key_of(scene.daemon, "bob") == scene.keys["bob"]
+    assert scene.opens("bob", with_old_claim=False) == dict(scene.made["bob"])
 
 
-def test_the_old_slot_file_under_todays_upper_keys_opens_nothing(scene: Scene) -> None:
-    scene.put_back("storage", "keys")
+def test_the_old_slot_file_under_todays_upper_keys_opens_the_others_only(scene: Scene) -> None:
+    scene.put_back("keys")
     nothing_of_alice(scene)
+    assert scene.opens("bob", with_old_claim=True) == dict(scene.made["bob"])
+
+
+def test_the_status_says_that_the_key_folder_is_an_older_copy(scene: Scene) -> None:
+    scene.daemon.start()
+    assert "key_folder" not in protections(scene.daemon)
+    key_of(scene.daemon, "carol")
+    scene.daemon.stop()
+    scene.put_back("keys")
+    assert protections(scene.daemon)["key_folder"].startswith("an older copy")
 
 
 def test_a_copy_with_its_root_is_caught_by_a_ledger_that_was_not_replaced(scene: Scene) -> None:
@@ -137,7 +156,7 @@ def test_40_erased_keys_are_nowhere_on_the_raw_device() -> None:
             key_of(daemon, "victim", f"s{number}")
         key_of(daemon, "survivor")
         keys = daemon.data / "keys" / "keys.slots"
-        epochs = daemon.data / "root" / "root.slots"
+        epochs = daemon.root / "root.slots"
         victims = [bytes.fromhex(str(e["key_id"])) for e in created(daemon)[:40]]
         wrapped = wraps(keys.read_bytes(), victims)
         assert len(wrapped) >= 40

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from test_instance_requests import blocks, hashes
+from test_instance_requests import admit, blocks, hashes, stored
 
+from kvrun.claims.claim import ClaimSigner
 from kvrun.claims.rotating import RotatingSigner
 from kvrun.errors import KvrunError
 from kvrun.instance.client import AsyncInstanceClient
@@ -118,6 +119,51 @@ def test_claims_of_the_new_key_count_at_once_and_the_old_ones_end(daemon: Daemon
     serve(gateway, do=go)
     events = [record for record in daemon.events() if record["event"] == "key_rotated"]
     assert [record["reason"] for record in events] == ["claim", "claim"]
+
+
+def test_requests_run_all_the_while_and_none_without_a_believed_claim(daemon: Daemon) -> None:
+    gateway, stranger = Gateway(daemon), ClaimSigner(Ed25519PrivateKey.generate())
+    granted = grant(daemon, "alice")
+    signed_by: list[str] = []
+
+    def claim(signer: RotatingSigner | ClaimSigner) -> str:
+        daemon.signer = signer  # type: ignore[assignment]
+        return daemon.claim("alice", granted.salt, granted.generation)
+
+    with HandEngine(daemon.socket, daemon.engine_token) as engine:
+        made = stored(daemon, engine, "alice", 2)
+        from_before = admit(daemon, engine, "alice", hashes(made))
+
+        def request(good: str, bad: str) -> None:
+            admitted = engine.match(good, granted.salt, hashes(made))
+            assert admitted.verdict is Verdict.ADMITTED
+            assert engine.load(admitted.handle, hashes(made)).plain == dict(made)
+            engine.finish(admitted.handle)
+            denied = engine.match(bad, granted.salt, hashes(made))
+            assert (denied.verdict, denied.handle) == (Verdict.DENIED, 0)
+
+        async def go() -> None:
+            done = asyncio.Event()
+
+            async def load() -> None:
+                while not done.is_set():
+                    signing = gateway.signer.key_id
+                    await asyncio.to_thread(request, claim(gateway.signer), claim(stranger))
+                    signed_by.append(signing)
+
+            running = asyncio.create_task(load())
+            for rotation in range(4):
+                if rotation:
+                    await rotate(daemon, gateway)
+                newest = gateway.signer.key_id
+                await until(lambda: running.done() or newest in signed_by, "it signs")  # noqa: B023
+            done.set()
+            await running
+            opened = await asyncio.to_thread(engine.load, from_before.handle, hashes(made))
+            assert opened.plain == dict(made), "what ran before the rotations goes on"
+
+        serve(gateway, do=go)
+    assert len(set(signed_by)) == 4
 
 
 def test_every_gateway_gets_a_key_of_its_own(daemon: Daemon) -> None:

@@ -36,10 +36,10 @@ from kvrun.keys.selection import KeySelection
 kvrun.instance.daemon._EXPIRY_EVERY_S = 0.2
 fails = Path(sys.argv[1]).with_name("fails")
 destroy, retry = KeySelection.destroy, Erasures.retry
-def failing(self, ids):
+def failing(self, ids, **wish):
     if fails.exists():
         raise KvrunError("the root is away")
-    return destroy(self, ids)
+    return destroy(self, ids, **wish)
 KeySelection.destroy = failing
 Erasures.retry = lambda self: 0 if fails.exists() else retry(self)
 """

@@ -10,6 +10,8 @@ from pathlib import Path
 from test_instance_requests import stored
 from typer.testing import CliRunner
 
+from kvrun.audit.cursor import read_records
+from kvrun.audit.record import Event
 from kvrun.cli.main import app
 from support.byhand import HandEngine
 from support.daemon import Daemon
@@ -73,3 +75,17 @@ def test_a_bundle_verifies_and_holds_no_secret(
         if file.is_file() and file.stat().st_size >= 32:
             data = file.read_bytes()
             assert data[:64] not in held
+
+
+def test_why_an_unevaluated_model_is_served_is_in_the_log_first(short_folder: Path) -> None:
+    reason = "the lab's own risk"
+    settings = f'[deployment]\nunevaluated_reason = "{reason}"\n'
+    daemon = Daemon(short_folder, settings=settings)
+    daemon.start()
+    daemon.stop()
+    started = [
+        record.reason
+        for record in read_records(daemon.data / "audit")
+        if record.event is Event.DEPLOYMENT_STARTED
+    ]
+    assert started[0] == f"a model without a valid evaluation may be served: {reason}"

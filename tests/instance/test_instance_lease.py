@@ -92,7 +92,7 @@ def test_a_root_that_is_taken_away_ends_what_runs_and_comes_back_with_the_same_k
     matched = engine.match(daemon.claim("alice", salt, generation), salt)
     keep(engine, matched.handle)
 
-    shutil.move(daemon.data / "root", daemon.folder / "taken")
+    shutil.move(daemon.root, daemon.folder / "taken")
     ended(engine, matched.handle)
     assert lease_of(daemon).startswith("over")
     assert engine.load(matched.handle, [HASH]).failed == [HASH]
@@ -101,7 +101,7 @@ def test_a_root_that_is_taken_away_ends_what_runs_and_comes_back_with_the_same_k
     assert opened(daemon)[0] == 503
     assert [r["outcome"] for r in daemon.events() if r["event"] == "key_leased"] == ["failed"]
 
-    shutil.move(daemon.folder / "taken", daemon.data / "root")
+    shutil.move(daemon.folder / "taken", daemon.root)
     until(daemon, "keys may be used")
     assert opened(daemon) == (200, salt, generation)
     again = engine.match(daemon.claim("alice", salt, generation), salt)
@@ -115,7 +115,7 @@ def test_an_engine_that_was_away_when_the_lease_ended_zeroes_its_pages_when_it_c
 ) -> None:
     with HandEngine(daemon.socket, daemon.engine_token, scrubs=True):
         opened(daemon)
-    shutil.move(daemon.data / "root", daemon.folder / "taken")
+    shutil.move(daemon.root, daemon.folder / "taken")
     until(daemon, "over")
     with HandEngine(daemon.socket, daemon.engine_token, scrubs=True) as engine:
         asked = wait_for(engine.scheduler, Scrub)

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from test_instance_audit import no_disk
 from test_instance_requests import admit, hashes, stored
 
 from kvrun.audit.errors import AuditUnavailableError
@@ -95,7 +94,7 @@ def test_a_second_question_is_refused_while_the_log_cannot_be_written(
     made = stored(daemon, engine, "second")
     live = admit(daemon, engine, "second", hashes(made))
     assert engine.match("", "", hashes(made), handle=live.handle).verdict is Verdict.ADMITTED
-    with no_disk(daemon):
+    with daemon.no_disk():
         assert engine.load(live.handle, hashes(made)).plain == {}
         answer = engine.match("", "", hashes(made), handle=live.handle)
         assert answer.verdict is Verdict.DENIED
@@ -169,7 +168,7 @@ def test_a_stateless_daemon_keeps_nothing_for_a_claim_from_before_and_logs_each_
             assert engine.match(claim, fresh.salt).verdict is Verdict.ADMITTED
             daemon.admin("flush")
             assert daemon.count("allocated") == 1
-            with no_disk(daemon):
+            with daemon.no_disk():
                 claim = daemon.claim("alice", fresh.salt, 0)
                 assert engine.match(claim, fresh.salt).verdict is Verdict.DENIED
     finally:

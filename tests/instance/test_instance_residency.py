@@ -6,19 +6,23 @@ import json
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from kvrun.audit.record import decode_record
+from kvrun.cli.main import app
 from kvrun.errors import KvrunError
+from kvrun.instance.client import SessionRefusedError
 from kvrun.instance.refusals import Refusals
 from kvrun.policy.bundle import ActivePolicy, Origin, PolicyFolder, SyncOutcome, TenantEntry
-from kvrun.policy.compile import CompiledRevision, Decision
-from kvrun.policy.matching import InstanceFacts, Why
-from kvrun.policy.revision import parse_revision
-from kvrun.policy.simulate import placements, simulate
+from kvrun.policy.compile import Decision
+from kvrun.policy.document import Tier
+from kvrun.policy.matching import Why
+from kvrun.policy.simulate import RecordedPlacement, placements
 from support.byhand import BLOCK_BYTES, HandEngine
 from support.client import eventually, grant
 from support.daemon import Daemon
@@ -35,6 +39,11 @@ allow:
 reason: contract
 """
 ALL = "gpu, memory, disk, object"
+ELSEWHERE = """\
+[gateway.elsewhere]
+"ap-south-1" = "https://ap.example.com"
+"us-east-1" = "https://us.example.com"
+"""
 
 
 def policy(name: str, tiers: str = ALL, regions: str = "eu-*") -> str:
@@ -42,12 +51,15 @@ def policy(name: str, tiers: str = ALL, regions: str = "eu-*") -> str:
 
 
 class Rig:
-    """A daemon in eu-west-1 whose policy is connected, and the files that it follows."""
+    """A daemon in a region whose policy is connected, and the files that it follows."""
 
-    def __init__(self, folder: Path, settings: str = "") -> None:
+    def __init__(
+        self, folder: Path, settings: str = "", *, region: str = "eu-west-1", instance: str = ""
+    ) -> None:
         self.daemon = Daemon(
             folder,
-            settings=f'[residency]\nrepository = "{folder}/none"\nregion = "eu-west-1"\n{settings}',
+            settings=f'{instance}[residency]\nrepository = "{folder}/none"\n'
+            f'region = "{region}"\n{settings}',
         )
         self.files = PolicyFolder(self.daemon.data / "residency")
         self.tenants: dict[str, str] = {}
@@ -99,7 +111,7 @@ class Rig:
 @pytest.fixture
 def rig() -> Iterator[Rig]:
     folder = Path(tempfile.mkdtemp(prefix="kvr-", dir="/tmp"))
-    made = Rig(folder)
+    made = Rig(folder, ELSEWHERE)
     made.daemon.start()
     yield made
     made.daemon.stop()
@@ -168,9 +180,11 @@ def test_a_tenant_who_may_not_be_processed_here_is_refused_before_the_engine(
     rig.activate("a" * 40, policy("us", regions="us-*"), policy("eu"))
     rig.label("eve", "us")
     rig.label("alice", "eu")
-    with pytest.raises(KvrunError, match="does not allow this tenant in the region eu-west-1") as e:
+    refused = "does not allow this tenant in the region eu-west-1"
+    with pytest.raises(SessionRefusedError, match=refused) as e:
         grant(rig.daemon, "eve")
     assert e.value.status == 403
+    assert e.value.elsewhere == ("us-east-1",), "of the regions that are named, the one allowed"
     assert grant(rig.daemon, "alice").salt
 
 
@@ -189,6 +203,24 @@ def test_a_tier_that_is_not_allowed_stays_empty_and_the_refusal_is_on_record(
     eventually(lambda: bool(refused()), "the refusal is on record")
     assert refused()[0]["tier"] == "disk"
     assert str(refused()[0]["reason"]).startswith("residency: tier_not_allowed eu")
+
+
+def test_what_is_not_sealed_because_of_a_policy_is_on_record(rig: Rig, engine: HandEngine) -> None:
+    grant(rig.daemon, "alice")
+    rig.activate("a" * 40, policy("eu", "gpu, disk"))
+    rig.label("alice", "eu")
+    made = blocks(1)
+    handle = rig.admit(engine, "alice", hashes(made))
+    engine.store(handle, made)
+    engine.finish(handle)
+
+    def refused() -> list[dict[str, object]]:
+        return [e for e in rig.daemon.events() if e["event"] == "denied" and e.get("tier")]
+
+    eventually(lambda: bool(refused()), "the refusal is on record")
+    assert [e["tier"] for e in refused()] == ["memory"]
+    assert str(refused()[0]["reason"]).startswith("residency: tier_not_allowed eu")
+    assert refused()[0]["policy_revision"] == "a" * 40
 
 
 def test_a_request_keeps_the_revision_that_it_began_with(rig: Rig, engine: HandEngine) -> None:
@@ -242,11 +274,39 @@ def test_activations_while_200_requests_run_lose_none_and_mix_no_two_revisions(
     assert set().union(*seen.values()) == set(revisions)
 
 
-def test_a_simulation_says_what_enforcement_then_does(rig: Rig, engine: HandEngine) -> None:
-    tenants = {"alice": "eu", "bob": "other", "carol": ""}
+def recorded_placements(rig: Rig) -> list[RecordedPlacement]:
+    lines = (json.dumps(event, separators=(",", ":")).encode() for event in rig.daemon.events())
+    return list(placements(map(decode_record, lines)))
+
+
+def simulation(rig: Rig, texts: Sequence[str]) -> dict[str, Any]:
+    """What ``kvrun policy simulate`` says of a folder with these policies."""
+    with tempfile.TemporaryDirectory() as folder:
+        for number, text in enumerate(texts):
+            (Path(folder) / f"p{number}.yaml").write_text(text)
+        command = ["policy", "simulate", folder, "--since", "1h", "--json"]
+        said = CliRunner().invoke(app, [*command, "--config", str(rig.daemon.config)])
+    assert said.exit_code == 0, said.output
+    answer: dict[str, Any] = json.loads(said.stdout)
+    return answer
+
+
+def would_be(answer: dict[str, Any], *, allowed: bool) -> set[tuple[str, Tier]]:
+    """Tenants and tiers of the placements that would come out differently that way."""
+    return {
+        (ref, Tier[group["tier"].upper()])
+        for group in answer["changes"]
+        if group["now_allowed"] is allowed
+        for ref in group["tenants"]
+    }
+
+
+def test_the_simulate_command_says_what_enforcement_then_does(rig: Rig, engine: HandEngine) -> None:
+    tenants = {"alice": "eu", "bob": "other", "carol": "", "dave": "odd"}
     for tenant in tenants:
         grant(rig.daemon, tenant)
-    rig.activate("a" * 40, *(policy(name, regions="*") for name in ("eu", "other")))
+    loose = tuple(policy(name, regions="*") for name in ("eu", "other", "odd"))
+    rig.activate("a" * 40, *loose)
     for tenant, name in tenants.items():
         if name:
             rig.label(tenant, name)
@@ -264,22 +324,46 @@ def test_a_simulation_says_what_enforcement_then_does(rig: Rig, engine: HandEngi
         rig.daemon.admin("flush")
 
     work(1)
-    strict = (policy("eu", "gpu, memory"), policy("other", regions="us-*"))
-    files = {f"policies/p{number}.yaml": text.encode() for number, text in enumerate(strict)}
-    facts = InstanceFacts(region="eu-west-1")
-    table = CompiledRevision(parse_revision(files, "b" * 40), facts).table(rig.files.tenants())
-    recorded = [decode_record(json.dumps(e, separators=(",", ":")).encode())
-                for e in rig.daemon.events()]  # fmt: skip
-    made = {(p.tenant_ref, p.tier) for p in placements(recorded) if p.allowed}
-    foreseen = {(ref, tier) for ref, tier in made if not table.row(ref)[tier].allowed}
-    assert simulate(table, placements(recorded)).refused >= len(foreseen) > 0
-    before = len(recorded)
+
+    def persisted() -> int:
+        return sum(e["blocks"] for e in rig.daemon.events() if e["event"] == "persisted")
+
+    eventually(lambda: persisted() == 9, "what three tenants stored is on record")
+    eventually(lambda: rig.daemon.count("denied") == 1, "of Carol nothing is known")
+    # Of Dave the disk may hold what never comes there: every sealed block begins in memory.
+    strict = (
+        policy("eu", "gpu, memory"),
+        policy("other", regions="us-*"),
+        policy("odd", "gpu, disk"),
+    )
+    recorded = recorded_placements(rig)
+    made = {(p.tenant_ref, p.tier) for p in recorded if p.allowed}
+    answer = simulation(rig, strict)
+    assert answer["placements"] == len(recorded)
+    foreseen = would_be(answer, allowed=False)
+    assert answer["refused"] >= len(foreseen) > 0
+    assert would_be(answer, allowed=True) == set()
     rig.activate("b" * 40, *strict)
     work(11)
-    later = [decode_record(json.dumps(e, separators=(",", ":")).encode())
-             for e in rig.daemon.events()[before:]]  # fmt: skip
-    done = {(p.tenant_ref, p.tier) for p in placements(later) if p.allowed}
+
+    def since() -> list[RecordedPlacement]:
+        return recorded_placements(rig)[len(recorded) :]
+
+    done = {(p.tenant_ref, p.tier) for p in since() if p.allowed}
     assert done == made - foreseen
+    # What was refused comes about again where the simulation of the looser one says so.
+    eventually(lambda: len({p.tenant_ref for p in since() if not p.allowed}) == 4, "denied")
+    answer = simulation(rig, loose)
+    again = would_be(answer, allowed=True)
+    assert {tier for _, tier in again} == {Tier.GPU, Tier.MEMORY, Tier.DISK}
+    assert would_be(answer, allowed=False) == set()
+    recorded = recorded_placements(rig)
+    rig.activate("c" * 40, *loose)
+    work(21)
+    eventually(lambda: persisted() == 18, "what three tenants stored is on record")
+    done = {(p.tenant_ref, p.tier) for p in since() if p.allowed}
+    assert again <= done
+    assert done == made
 
 
 def test_a_stricter_revision_takes_away_what_is_misplaced(rig: Rig, engine: HandEngine) -> None:
@@ -303,6 +387,34 @@ def test_a_stricter_revision_takes_away_what_is_misplaced(rig: Rig, engine: Hand
     report = rig.daemon.admin("residency_sweep")
     assert isinstance(report, dict)
     assert report["blocks"] == {"memory": 3}
+    rig.activate("d" * 40, policy("eu"), policy("other"))
+    eventually(lambda: rig.daemon.admin("residency_sweep")["passes"] > 0, "it was looked at")
+    assert rig.daemon.admin("residency_sweep")["blocks"] == {}
+    assert rig.files_on_disk() == 3, "a looser one brings nothing back"
+    assert rig.found(engine, "alice", hashes(blocks(1))) == b"\0\0\0"
+
+
+def test_what_a_policy_decided_is_on_record_with_revision_rule_and_reason(
+    rig: Rig, engine: HandEngine
+) -> None:
+    grant(rig.daemon, "alice")
+    rig.activate("a" * 40, policy("eu"))
+    rig.label("alice", "eu")
+    keep(rig, engine, "alice", blocks(1))
+    rig.activate("b" * 40, policy("eu", "gpu, memory"))
+    eventually(lambda: rig.daemon.count("evicted") == 1, "what left the disk is on record")
+    said = {
+        (e["event"], e.get("reason", ""), str(e["policy_revision"])[0])
+        for e in rig.daemon.events()
+        if e["event"] in ("allocated", "sealed", "persisted", "evicted")
+    }
+    allowed, taken = "residency: allowed eu", "residency: tier_not_allowed eu"
+    assert said == {
+        ("allocated", allowed, "a"),
+        ("sealed", allowed, "a"),
+        ("persisted", allowed, "a"),
+        ("evicted", taken, "b"),
+    }
 
 
 def test_what_a_stopped_daemon_left_is_taken_away_when_it_starts(

@@ -155,17 +155,19 @@ def test_an_erasure_does_not_wait_for_a_store_that_is_away_and_its_packs_go_late
     daemon, proxy, engine = scene.daemon, scene.proxy, scene.engine
     key, made = scene.take()
     all_found(daemon, engine, made)
-    before = set(scene.store.names(scene.bucket))
+    before = set(scene.store.pack_names(scene.bucket))
     proxy.fault = Fault.ERROR_503
     daemon.admin("erase_session", tenant=key[0], session=key[1])
     statement = last_statement(daemon)
     tier = next(tier for tier in statement.tiers if tier.tier == "object")
     assert (tier.blocks, tier.unlinked) == (12, False)
-    assert set(scene.store.names(scene.bucket)) == before
+    assert set(scene.store.pack_names(scene.bucket)) == before
     assert not any(asked(daemon, engine, key, hashes(made[key])).tiers[0])
     proxy.fault = Fault.NONE
-    eventually(lambda: set(scene.store.names(scene.bucket)) < before, "the packs are deleted", 90)
-    gone = before - set(scene.store.names(scene.bucket))
+    eventually(
+        lambda: set(scene.store.pack_names(scene.bucket)) < before, "the packs are deleted", 90
+    )
+    gone = before - set(scene.store.pack_names(scene.bucket))
     assert {name.split("/")[-2] for name in gone} == {statement.keys[0].session_ref}
 
 

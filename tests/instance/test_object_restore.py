@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
+from pathlib import Path
 
 from object_rig import (
     all_found,
@@ -13,7 +15,9 @@ from object_rig import (
     fill,
     hashes,
     reused,
+    root_of,
     stored,
+    wait_copied,
 )
 
 from kvrun.erasure.certificate import decode_statement
@@ -32,7 +36,7 @@ def test_an_empty_box_with_the_keys_and_the_bucket_reuses_what_was_persisted(
         with HandEngine(old.socket, old.engine_token) as engine:
             made = fill(old, engine, tenants=2, sessions=2, count=50)
         old.stop()
-        names = list(any_store.objects(bucket))
+        names = list(any_store.packs(bucket))
         assert all("/deployments/default/kv/" in name for name in names)
         with daemon_on(any_store, url, kept=old.data) as new:
             with HandEngine(new.socket, new.engine_token) as engine:
@@ -48,6 +52,90 @@ def test_an_empty_box_with_the_keys_and_the_bucket_reuses_what_was_persisted(
         persisted = [r for r in old.events() if r["event"] == "persisted"]
         assert {(r["tier"], r["tier_to"]) for r in persisted} == {("memory", "object")}
         assert sum(int(str(r["blocks"])) for r in persisted) == 200
+
+
+def test_the_bucket_and_the_root_alone_bring_a_lost_machine_back(moto_store: ObjectStore) -> None:
+    bucket, url = bucket_of(moto_store)
+    with daemon_on(moto_store, url) as old:
+        with HandEngine(old.socket, old.engine_token) as engine:
+            made = fill(old, engine, tenants=2, sessions=2, count=25)
+        wait_copied(old, moto_store, bucket)
+        old.kill()
+        with daemon_on(moto_store, url, root=root_of(old)) as new:
+            with HandEngine(new.socket, new.engine_token) as engine:
+                all_found(new, engine, made)
+                good, bad = reused(new, engine, made)
+            assert good >= 0.99 * (good + bad)
+            assert good == 100
+
+
+def test_an_empty_machine_started_too_early_leaves_the_lost_ones_keys_in_the_bucket(
+    moto_store: ObjectStore,
+) -> None:
+    bucket, url = bucket_of(moto_store)
+
+    def key_copies() -> list[str]:
+        return [name for name in moto_store.names(bucket) if name.endswith(".kvk")]
+
+    with daemon_on(moto_store, url) as old:
+        with HandEngine(old.socket, old.engine_token) as engine:
+            made = fill(old, engine, tenants=1, sessions=1, count=5)
+        wait_copied(old, moto_store, bucket)
+        old.kill()
+        copy = key_copies()
+        with daemon_on(moto_store, url) as early:
+
+            def refused() -> str:
+                status = early.admin("status")
+                assert isinstance(status, dict)
+                return str(status["protections"].get("key_copy", ""))
+
+            eventually(
+                lambda: bool(refused()), "the daemon says that it does not copy its keys", 30
+            )
+            assert "kvrun keys fetch" in refused()
+            with HandEngine(early.socket, early.engine_token) as engine:
+                fill(early, engine, tenants=1, sessions=2, count=2)
+            early.stop()
+            assert key_copies() == copy
+        with (
+            daemon_on(moto_store, url, root=root_of(old)) as new,
+            HandEngine(new.socket, new.engine_token) as engine,
+        ):
+            all_found(new, engine, made)
+            assert reused(new, engine, made) == (5, 0)
+
+
+def test_a_bucket_put_back_from_before_an_erasure_opens_the_others_only_with_todays_root(
+    moto_store: ObjectStore, short_folder: Path
+) -> None:
+    bucket, url = bucket_of(moto_store)
+    with daemon_on(moto_store, url) as old:
+        with HandEngine(old.socket, old.engine_token) as engine:
+            made = fill(old, engine, tenants=2, sessions=1, count=4)
+        wait_copied(old, moto_store, bucket)
+        before, root_before = moto_store.objects(bucket), short_folder / "root"
+        shutil.copytree(root_of(old), root_before)
+        old.admin("erase_session", tenant="tenant-0", session="session-0")
+        wait_copied(old, moto_store, bucket)
+        old.stop()
+        after = moto_store.objects(bucket)
+        assert not {name for name in before if name.endswith(".kvk")} & set(after)
+        # Every object as it was, keys and packs: what was erased does not open.
+        moto_store.put_back(bucket, before)
+        with (
+            daemon_on(moto_store, url, root=root_of(old)) as new,
+            HandEngine(new.socket, new.engine_token) as engine,
+        ):
+            assert reused(new, engine, made) == (4, 4)
+        # With the root of that time it does, which is why that must not be kept.
+        moto_store.put_back(bucket, before)
+        with (
+            daemon_on(moto_store, url, root=root_before) as new,
+            HandEngine(new.socket, new.engine_token) as engine,
+        ):
+            all_found(new, engine, made)
+            assert reused(new, engine, made) == (8, 0)
 
 
 def test_a_copy_of_the_bucket_opens_nothing_for_another_deployments_keys(
@@ -91,7 +179,7 @@ def test_the_bucket_does_not_show_whether_two_users_sent_the_same_text(
                     "sealed",
                 )
         daemon.admin("flush")
-    found = moto_store.objects(bucket)
+    found = moto_store.packs(bucket)
     by_user: dict[str, bytes] = {}
     for name, data in found.items():
         folder = name.rpartition("/")[0]
@@ -113,10 +201,10 @@ def test_an_erasure_deletes_the_sessions_packs_and_says_so(moto_store: ObjectSto
     with daemon_on(moto_store, url, disk=True) as daemon:
         with HandEngine(daemon.socket, daemon.engine_token) as engine:
             made = fill(daemon, engine, tenants=2, sessions=1, count=4)
-        before = set(moto_store.objects(bucket))
+        before = set(moto_store.packs(bucket))
         done = daemon.admin("erase_session", tenant="tenant-0", session="session-0")
         assert done
-        left = set(moto_store.objects(bucket))
+        left = set(moto_store.packs(bucket))
         assert len(left) < len(before)
         assert len({name.split("/")[-3] for name in left}) == 1
         (certificate,) = daemon.data.rglob("certificates/*.json")

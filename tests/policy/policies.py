@@ -54,8 +54,10 @@ def revision(*texts: str) -> Revision:
 class Repository:
     """A real Git repository with a work tree, and the keys that sign its commits."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, make: bool = True) -> None:
         self.folder = folder
+        if not make:
+            return
         folder.mkdir()
         self.git("init", "--quiet", "--initial-branch=main")
 

@@ -14,6 +14,7 @@ from kvrun.policy.compile import (
     aged_table,
     builtin_table,
     closed_table,
+    warned_table,
 )
 from kvrun.policy.diff import UNKNOWN, diff_decisions, diff_documents
 from kvrun.policy.document import Tier
@@ -194,7 +195,7 @@ def test_the_difference_of_revisions_names_documents_fields_and_decisions() -> N
 def test_a_simulation_counts_what_would_come_out_differently() -> None:
     table = CompiledRevision(revision(US), HERE).table({"u": US_TENANT, "e": EU_TENANT})
     made = [
-        RecordedPlacement(float(n), ref, tier, 2, 100, allowed=True, revision="builtin-1")
+        RecordedPlacement(float(n), ref, (tier,), 2, 100, allowed=True, revision="builtin-1")
         for n, (ref, tier) in enumerate(itertools.product("ue", (Tier.MEMORY, Tier.DISK)))
     ]
     result = simulate(table, made)
@@ -213,3 +214,12 @@ def test_labels_that_no_document_asks_for_cost_no_row() -> None:
 def test_an_instance_without_a_region_is_in_none(region: str) -> None:
     text = EU.replace("eu-*", region)
     assert _allowed((text,), EU_TENANT, InstanceFacts()) == [region == "*"] * 4
+
+
+def test_in_mode_warn_neither_time_nor_size_is_bounded() -> None:
+    bounded = revision(EU.replace("ttl: 7d", "ttl: 7d\n  max_bytes: 10MiB"))
+    table = CompiledRevision(bounded, HERE).table({"t": Tenant("eu")})
+    decision = table.decide("t", Tier.DISK)
+    assert (decision.ttl_s, decision.max_bytes) == (7 * 86_400, 10 << 20)
+    warned = warned_table(table).decide("t", Tier.DISK)
+    assert (warned.allowed, warned.ttl_s, warned.max_bytes) == (True, None, None)

@@ -5,13 +5,17 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
+import subprocess
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from policies import EU, US, Repository, allow, make_key
 
-from kvrun.policy.bundle import PolicyFolder, SyncOutcome, TenantEntry
+from kvrun.policy.bundle import ActivePolicy, PolicyFolder, SyncOutcome, TenantEntry
+from kvrun.policy.errors import PolicyError
+from kvrun.policy.held import HeldSession
 from kvrun.policy.matching import InstanceFacts
 from kvrun.policy.sync import PolicySync, SyncSettings, revision_of
 
@@ -27,11 +31,20 @@ class World:
         self.folder = PolicyFolder(folder / "residency")
         self.settings = SyncSettings(str(self.repository.folder))
         self.clock = itertools.count(1_000_000.0)
+        self.placed: Callable[[], list[HeldSession]] | None = None
+
+    def following(self) -> PolicySync:
+        return PolicySync(
+            self.folder,
+            self.settings,
+            lambda: FACTS,
+            now=lambda: next(self.clock),
+            clock=lambda: 0.0,
+            placed=self.placed,
+        )
 
     def sync(self) -> SyncOutcome:
-        return PolicySync(
-            self.folder, self.settings, FACTS, now=self.clock.__next__, clock=lambda: 0.0
-        ).run()
+        return self.following().run()
 
     def active(self) -> str:
         active = self.folder.active()
@@ -59,15 +72,17 @@ def test_a_good_commit_becomes_active_with_its_author_and_goes_on_from_disk(worl
 
 
 def test_a_look_that_finds_the_active_revision_confirms_it(world: World) -> None:
-    world.repository.commit({"eu.yaml": EU})
+    good = world.repository.commit({"eu.yaml": EU})
     world.sync()
     before = world.folder.status().confirmed_at
     world.sync()
     confirmed = world.folder.status().confirmed_at
     assert confirmed > before
     shutil.rmtree(world.repository.folder)
-    assert world.sync().outcome == "unreachable"
+    outcome = world.sync()
+    assert (outcome.outcome, len(outcome.problems)) == ("unreachable", 1)
     assert world.folder.status().confirmed_at == confirmed
+    assert world.active() == good, "the old revision goes on"
 
 
 BOMB = "a: &a [l,l]\nb: &b [*a,*a]\nc: &c [*b,*b]\n"
@@ -127,6 +142,9 @@ def test_a_pack_beyond_the_bound_is_not_taken_in_and_leaves_nothing(
     world.repository.commit({"big.bin": os.urandom(3 << 20)})
     outcome = world.sync()
     assert outcome.outcome == "unreachable"
+    assert outcome.problems == (
+        "main:1:1: more than 1048576 bytes come with it: a file that is too large?",
+    )
     assert world.active() == good
     size = sum(f.stat().st_size for f in world.folder.repository.rglob("*") if f.is_file())
     assert size < 1 << 20
@@ -169,7 +187,7 @@ def test_a_forced_push_is_refused_unless_it_is_allowed(world: World) -> None:
     rewritten = world.repository.commit({"us.yaml": None}, amend=True)
     outcome = world.sync()
     assert outcome.outcome == "rejected"
-    assert "does not follow" in outcome.problems[0]
+    assert outcome.problems[0].startswith(f"main:1:1: {rewritten} does not follow {good}")
     assert world.active() == good
     world.settings = replace(world.settings, allow_rewind=True)
     assert world.sync().outcome == "activated"
@@ -205,6 +223,9 @@ def test_only_commits_of_allowed_keys_are_taken_where_signatures_are_asked_for(
     active = world.folder.active()
     assert active is not None
     assert (active.origin.revision, active.origin.signed_by) == (signed, "ada@example.com")
+    unsigned = world.repository.commit({"a.yaml": US})
+    assert world.sync().problems == (f"main:1:1: {unsigned} is not signed",)
+    assert world.active() == signed, "the old revision goes on"
 
 
 def test_a_commit_altered_after_it_was_signed_is_refused(world: World, tmp_path: Path) -> None:
@@ -263,7 +284,150 @@ def test_a_revision_is_tried_on_the_tenants_that_are_known(world: World) -> None
     assert world.sync().note == "2 policies, 2 tests, 2 tenants, 1 of them not to be served here"
 
 
+def test_a_revision_is_tried_on_what_is_placed_now(world: World) -> None:
+    world.folder.put_tenants([TenantEntry(tenant_ref="a", tenant_class="us")])
+    placed = [
+        HeldSession("a", blocks={"memory": 3, "disk": 2}),
+        HeldSession("stranger", blocks={"disk": 4, "object": 0}),
+    ]
+    world.placed = lambda: placed
+    world.repository.commit({"us.yaml": US})
+    assert world.sync().note.endswith("; blocks that have to leave: 6 from disk, 3 from memory")
+    placed.clear()
+    world.repository.commit({"us.yaml": US.replace("name: us", "name: usa")})
+    assert world.sync().note.endswith("; blocks that have to leave: none")
+
+
+LESS = {
+    "a tier": EU.replace("[gpu, memory, disk, object]", "[gpu, disk, object]"),
+    "a shorter life": EU.replace("ttl: 7d", "ttl: 6d"),
+    "a bound": EU.replace("ttl: 7d", "ttl: 7d\n  max_bytes: 1GiB"),
+    "less for one, more for another": EU.replace("ttl: 7d", "ttl: 6d") + f"---\n{US}",
+}
+
+
+def unreadable() -> list[HeldSession]:
+    raise PolicyError("the log does not say what is placed now: damaged")
+
+
+@pytest.mark.parametrize("what", LESS)
+def test_what_takes_something_away_is_taken_where_it_cannot_be_tried_on_what_is_placed(
+    world: World, what: str
+) -> None:
+    world.folder.put_tenants([TenantEntry(tenant_ref="a", tenant_class="eu")])
+    world.repository.commit({"eu.yaml": EU})
+    world.sync()
+    world.placed = unreadable
+    stricter = world.repository.commit({"eu.yaml": LESS[what]})
+    outcome = world.sync()
+    assert (outcome.outcome, world.active()) == ("activated", stricter)
+    assert outcome.note.endswith(
+        "; blocks that have to leave: unknown: the log does not say what is placed now: damaged"
+    )
+
+
+MORE = {
+    "a region": EU.replace('["eu-*"]', '["eu-*", "ap-*"]'),
+    "a longer life": EU.replace("ttl: 7d", "ttl: 8d"),
+    "no end": EU.replace("  ttl: 7d\n", ""),
+    "the same": f"# the same\n{EU}",
+    "another policy": f"{EU}---\n{US}",
+}
+
+
+@pytest.mark.parametrize("what", MORE)
+def test_what_takes_nothing_away_waits_until_it_can_be_tried_on_what_is_placed(
+    world: World, what: str
+) -> None:
+    world.folder.put_tenants(
+        [
+            TenantEntry(tenant_ref="a", tenant_class="eu"),
+            TenantEntry(tenant_ref="b", tenant_class="us"),
+        ]
+    )
+    good = world.repository.commit({"eu.yaml": EU})
+    world.sync()
+    world.placed = unreadable
+    looser = world.repository.commit({"eu.yaml": MORE[what]})
+    following = world.following()
+    for _ in range(2):
+        outcome = following.run()
+        assert (outcome.outcome, outcome.revision, world.active()) == ("rejected", looser, good)
+        assert outcome.problems == (
+            "main:1:1: it cannot be tried on what is placed now (unknown: the log does not say"
+            " what is placed now: damaged): until then only what takes something away is taken",
+        )
+    world.placed = list
+    assert world.sync().outcome == "activated"
+    assert world.active() == looser
+
+
+def test_a_commit_that_could_not_be_tried_is_tried_again_after_an_hour(world: World) -> None:
+    good = world.repository.commit({"eu.yaml": EU})
+    world.sync()
+    asked: list[int] = []
+
+    def once_unreadable() -> list[HeldSession]:
+        asked.append(1)
+        return unreadable() if len(asked) == 1 else []
+
+    world.placed = once_unreadable
+    looser = world.repository.commit({"eu.yaml": MORE["no end"]})
+    following = world.following()
+    assert [following.run().outcome for _ in range(3)] == ["rejected"] * 3
+    assert (len(asked), world.active()) == (1, good)
+    world.clock = itertools.count(1_003_700.0)
+    assert (following.run().outcome, world.active()) == ("activated", looser)
+
+
+def test_what_is_placed_is_counted_once_a_commit_and_never_for_a_rejected_one(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted: list[str] = []
+
+    def placed() -> list[HeldSession]:
+        counted.append("all of the log")
+        return [HeldSession("a", blocks={"disk": 2})]
+
+    world.placed = placed
+    following = world.following()
+    world.repository.commit({"us.yaml": "x"})
+    assert [following.run().outcome for _ in range(3)] == ["rejected"] * 3
+    assert counted == []
+    good = world.repository.commit({"us.yaml": US})
+
+    def full(folder: PolicyFolder, active: ActivePolicy) -> None:
+        raise PolicyError("No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PolicyFolder, "activate", full)
+        for _ in range(3):
+            with pytest.raises(PolicyError, match="No space left"):
+                following.run()
+    outcome = following.run()
+    assert (outcome.outcome, world.active()) == ("activated", good)
+    assert outcome.note.endswith("; blocks that have to leave: 2 from disk")
+    assert len(counted) == 1
+
+
 def test_a_repository_that_never_was_there_leaves_nothing_active(world: World) -> None:
     world.settings = replace(world.settings, repository=str(world.base / "nowhere"))
     assert world.sync().outcome == "unreachable"
     assert world.active() == ""
+
+
+def test_the_clone_does_not_grow_with_every_commit(world: World) -> None:
+    world.repository.commit({"eu.yaml": EU})
+    world.sync()
+    clone = world.folder.repository
+    for key, value in (("gc.autoPackLimit", "2"), ("gc.autoDetach", "false")):
+        subprocess.run(["git", "-C", str(clone), "config", key, value], check=True)
+    for number in range(5):
+        bad = {"bad.yaml": f"no: {number}\n"} if number == 3 else {"bad.yaml": None}
+        commit = world.repository.commit(
+            {"eu.yaml": f"# {number}\n{EU}", **(bad if number >= 3 else {})}
+        )
+        assert world.sync().outcome == ("rejected" if number == 3 else "activated")
+    assert world.active() == commit
+    assert len(list((clone / "objects" / "pack").glob("*.pack"))) <= 3
+    assert world.sync().outcome == "unchanged"

@@ -25,8 +25,9 @@ class DiskTier(DiskSpace):
 
     ``now`` is a monotonic clock for retries, ``wall`` the time since 1970 that file times are
     compared with, both in seconds. After a failed write the tier is off for ``retry_s`` seconds.
-    ``on_change`` is called with (available, reason) when that changes. Raises CacheFolderError
-    when the folder cannot be used. One process at a time may use a folder.
+    ``on_change`` is called with (available, reason) when that changes. With ``direct`` large
+    blocks are read past the page cache. Raises CacheFolderError when the folder cannot be used.
+    One process at a time may use a folder.
     """
 
     def __init__(
@@ -38,10 +39,13 @@ class DiskTier(DiskSpace):
         wall: Callable[[], float] = time.time,
         retry_s: float = 30.0,
         sharing: Sharing | None = None,
+        direct: bool = True,
     ) -> None:
         if max_bytes <= 0:
             raise ValueError(f"max_bytes is {max_bytes}; it must be positive")
-        super().__init__(BlockFolder(root), max_bytes, sharing or Sharing(), wall, self._turn_off)
+        super().__init__(
+            BlockFolder(root, direct=direct), max_bytes, sharing or Sharing(), wall, self._turn_off
+        )
         self.on_change: Callable[[bool, str], None] = lambda available, reason: None
         self._now = now
         self._retry_s = retry_s
@@ -61,8 +65,8 @@ class DiskTier(DiskSpace):
     ) -> tuple[DiskSession, Iterator[tuple[bytes, int]]]:
         """Lists a session's folder; answers the session and (name, slot) of each block.
 
-        ``on_deleted`` is called, with no lock held, with (name, slot, bytes) of each block
-        that the tier removed to stay within its bound. A session is opened once at a time.
+        ``on_deleted`` is called, with no lock held, with (name, slot) of each block that the tier
+        removed to stay within its bound. A session is opened once at a time.
         """
         key = (checked_ref(tenant_ref), checked_ref(session_ref))
         session = DiskSession(tenant_ref, session_ref, on_deleted)
@@ -154,6 +158,26 @@ class DiskTier(DiskSpace):
         except OSError as error:
             self._turn_off(error)
 
+    def remove_all(
+        self, session: DiskSession, blocks: Iterable[tuple[bytes, int]]
+    ) -> tuple[int, int]:
+        """Takes blocks, (name, slot), out together; how many were there and their bytes."""
+        with self._lock:
+            names, size = self._slots.remove_all(session, blocks)
+            session.blocks -= len(names)
+            session.bytes -= size
+            self._blocks -= len(names)
+            self._bytes -= size
+        try:
+            self.folder.remove_all(session.tenant_ref, session.session_ref, names)
+        except OSError as error:
+            self._turn_off(error)
+        return len(names), size
+
+    def remove_rest(self, session: DiskSession) -> None:
+        """Removes whatever else stands in a session's folders, such as half a block."""
+        self.folder.drop(*_key(session))
+
     def drop_session(self, session: DiskSession, blocks: Iterable[tuple[bytes, int]]) -> FolderDrop:
         """Removes an opened session's files for good; later writes to it are refused.
 
@@ -162,21 +186,21 @@ class DiskTier(DiskSpace):
         with session.io_lock:
             session.dropped = True
             with self._lock:
-                for name, slot in blocks:
-                    if self._slots.is_of(slot, session, name):
-                        self._slots.remove(slot)
+                self._slots.remove_all(session, blocks)
                 self._bytes -= session.bytes
                 self._blocks -= session.blocks
                 session.blocks = session.bytes = 0
                 self._opened.pop(_key(session), None)
             return self.folder.drop(*_key(session))
 
-    def drop_unopened(self, tenant_ref: str, session_ref: str) -> FolderDrop:
-        """Removes the files of a session that is not open."""
+    def drop_unopened(
+        self, tenant_ref: str, session_ref: str, pause: Callable[[], None] = lambda: None
+    ) -> FolderDrop:
+        """Removes the files of a session that is not open; ``pause`` is called every few files."""
         with self._lock:
             key = (checked_ref(tenant_ref), checked_ref(session_ref))
             self._bytes -= self._unopened.pop(key)
-        return self.folder.drop(tenant_ref, session_ref)
+        return self.folder.drop(tenant_ref, session_ref, pause)
 
     def session_refs(self) -> list[tuple[str, str]]:
         """Every (tenant_ref, session_ref) with a folder, opened or not."""

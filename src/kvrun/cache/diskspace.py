@@ -1,18 +1,21 @@
 """What the disk tier holds, how that is bounded, and what is removed to make room."""
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from kvrun.cache.errors import DiskWriteError
 from kvrun.cache.folder import BlockFolder
-from kvrun.cache.order import NONE, Sharing
+from kvrun.cache.order import NONE, Sharing, UseOrder
+from kvrun.cache.placement import CAPACITY, Basis
 from kvrun.cache.slots import Slots
 from kvrun.cache.unopened import UnopenedSessions
 
 _LOW_WATER = 0.95
 _MAX_FILE_SIZE = 2**32 - 1
+_AT_ONCE = 128
 
-Deleted = Callable[[Sequence[tuple[bytes, int, int]]], None]
+Deleted = Callable[[Sequence[tuple[bytes, int]]], None]
+Evicted = Callable[[tuple[str, str], int, int, Basis], None]
 
 
 class DiskSession:
@@ -34,6 +37,9 @@ class DiskSpace:
     """The blocks below a folder, at most ``max_bytes`` of them together; a base of ``DiskTier``.
 
     ``wall`` is the time since 1970 in seconds. ``on_error`` is told of what could not be removed.
+    ``on_evicted`` is called, with no lock held, with the session (tenant_ref, session_ref), blocks
+    and bytes that were removed to stay within a bound, and what that rests on; ``bound`` answers
+    that for a tenant at its bound.
     """
 
     def __init__(
@@ -57,11 +63,18 @@ class DiskSpace:
         self._unopened = UnopenedSessions()
         self._opened: dict[tuple[str, str], DiskSession] = {}
         self._slots = Slots[DiskSession](max_bytes, sharing)
+        self.on_evicted: Evicted = lambda key, blocks, size, basis: None
+        self.bound: Callable[[str], Basis] = lambda tenant_ref: CAPACITY
 
     @property
     def used_bytes(self) -> int:
         """Sealed bytes known to be on disk; complete after :meth:`survey`."""
         return self._bytes
+
+    @property
+    def order(self) -> UseOrder:
+        """The order of use of indexed blocks."""
+        return self._slots.order
 
     @property
     def known_blocks(self) -> int:
@@ -79,11 +92,7 @@ class DiskSpace:
                 return
             self._quarantined = self.folder.quarantined()
             for key in self.folder.sessions():
-                self.folder.remove_temporaries(*key)
-                with self._lock:
-                    known = key in self._opened
-                if not known:
-                    self._survey_session(key)
+                self._survey_session(key)
             self._surveyed = True
 
     def adopt(
@@ -137,7 +146,10 @@ class DiskSpace:
         """
         if self._is_beyond_quota(tenant_ref, size):
             self._remove_until(
-                tenant_ref, size, lambda: not self._is_beyond_quota(tenant_ref, size)
+                tenant_ref,
+                size,
+                lambda: not self._is_beyond_quota(tenant_ref, size),
+                self.bound(tenant_ref),
             )
         if self._bytes + size > self.max_bytes:
             target = max(0, min(int(self.max_bytes * _LOW_WATER), self.max_bytes - size))
@@ -145,20 +157,32 @@ class DiskSpace:
         if self._is_beyond_quota(tenant_ref, size):
             raise DiskWriteError(f"a block of {size} bytes exceeds the tenant's quota")
 
+    def trim(self, tenant_ref: str, basis: Basis, pause: Callable[[], None]) -> tuple[int, int]:
+        """Removes what a tenant holds beyond what it may: blocks and bytes.
+
+        ``pause`` is called every few blocks, with no lock held.
+        """
+        self.survey()
+        return self._remove_until(
+            tenant_ref, 0, lambda: not self._is_beyond_quota(tenant_ref, 0), basis, pause
+        )
+
     def unopened(self) -> list[tuple[str, str]]:
         """The sessions on disk that nobody opened since the start; complete after the survey."""
         self.survey()
         with self._lock:
             return self._unopened.keys()
 
-    def expire_unopened(self, tenant_ref: str, session_ref: str, before: float) -> tuple[int, int]:
-        """Removes files of an unopened session stored at ``before`` or earlier: blocks, bytes."""
+    def remove_unopened(
+        self, tenant_ref: str, session_ref: str, goes: Callable[[float], bool]
+    ) -> tuple[int, int]:
+        """Removes files of an unopened session by when they were stored: blocks, bytes."""
         key = (tenant_ref, session_ref)
         blocks = size = 0
         try:
             for file in self.folder.blocks(*key):
-                if file.changed > before:
-                    break
+                if not goes(file.changed):
+                    continue
                 with self._lock:
                     if not self._unopened.shrink(key, file.size, file.changed):
                         break
@@ -179,32 +203,45 @@ class DiskSpace:
 
     def _survey_session(self, key: tuple[str, str]) -> None:
         try:
-            files = self.folder.blocks(*key)
+            found = self.folder.survey(*key)
         except OSError:
             return
-        total = sum(file.size for file in files)
-        used = max((file.changed for file in files), default=0.0)
         with self._lock:
-            if files and key not in self._opened:
-                self._unopened.add(key, total, used)
-                self._bytes += total
+            if found.blocks and key not in self._opened:
+                self._unopened.add(key, found.bytes, found.changed)
+                self._bytes += found.bytes
 
     def _is_beyond_quota(self, tenant_ref: str, size: int) -> bool:
         unopened = self._unopened.bytes_of(tenant_ref)
         return self._slots.order.is_beyond_quota(tenant_ref, size + unopened)
 
-    def _remove_until(self, tenant_ref: str, size: int, enough: Callable[[], bool]) -> None:
-        victims: list[tuple[DiskSession, bytes, int, int]] = []
+    def _remove_until(
+        self,
+        tenant_ref: str,
+        size: int,
+        enough: Callable[[], bool],
+        basis: Basis = CAPACITY,
+        pause: Callable[[], None] = lambda: None,
+    ) -> tuple[int, int]:
+        blocks = gone = 0
         while not enough():
-            with self._lock:
-                slot, key = self._next_to_go_locked(tenant_ref, size)
-                if slot != NONE:
+            victims: list[tuple[DiskSession, bytes, int, int]] = []
+            unopened: tuple[str, str] | None = None
+            while len(victims) < _AT_ONCE and unopened is None and not enough():
+                with self._lock:
+                    slot, unopened = self._next_to_go_locked(tenant_ref, size)
+                    if slot == NONE:
+                        break
                     victims.append(self._forget_slot_locked(slot))
-            if key is not None:
-                self._trim_unopened(key, enough)
-            elif slot == NONE:
+            if unopened is None and not victims:
                 break
-        self._remove_all(victims)
+            left = self._remove_all(victims, basis)
+            blocks, gone = blocks + left[0], gone + left[1]
+            if unopened is not None:
+                left = self._trim_unopened(unopened, enough, basis, pause)
+                blocks, gone = blocks + left[0], gone + left[1]
+            pause()
+        return blocks, gone
 
     def _next_to_go_locked(self, tenant_ref: str, size: int) -> tuple[int, tuple[str, str] | None]:
         """A slot or an unopened session; (NONE, None) when nothing may go."""
@@ -218,34 +255,59 @@ class DiskSpace:
             return NONE, unopened
         return order.victim(tenant_ref, size, self._wall()), None
 
-    def _trim_unopened(self, key: tuple[str, str], enough: Callable[[], bool]) -> None:
+    def _trim_unopened(
+        self,
+        key: tuple[str, str],
+        enough: Callable[[], bool],
+        basis: Basis,
+        pause: Callable[[], None],
+    ) -> tuple[int, int]:
+        """Removes files of an unopened session, the last stored first, so that what stays of a
+        conversation can be reused."""
         try:
-            files = self.folder.blocks(*key)
+            files = self.folder.blocks(*key)[::-1]
         except OSError:
             files = []
-        # The last stored first, so that what stays of a conversation can be reused.
-        for file in reversed(files):
-            if enough():
-                return
+        blocks = gone = 0
+        for start in range(0, len(files), _AT_ONCE):
+            names, size, some = [], 0, files[start : start + _AT_ONCE]
             with self._lock:
-                if not self._unopened.shrink(key, file.size, file.changed):
-                    return
-                self._bytes -= file.size
-            self.folder.remove(*key, file.name)
+                for file in some:
+                    if enough() or not self._unopened.shrink(key, file.size, file.changed):
+                        break
+                    self._bytes -= file.size
+                    names.append(file.name)
+                    size += file.size
+            self._unlink(key, names)
+            if names:
+                self.on_evicted(key, len(names), size, basis)
+            blocks, gone = blocks + len(names), gone + size
+            if len(names) < len(some):
+                return blocks, gone
+            pause()
         self.folder.remove_empty(*key)
         with self._lock:
             self._bytes -= self._unopened.pop(key)
+        return blocks, gone
 
-    def _remove_all(self, victims: Iterable[tuple[DiskSession, bytes, int, int]]) -> None:
-        deleted: dict[DiskSession, list[tuple[bytes, int, int]]] = {}
+    def _remove_all(
+        self, victims: Sequence[tuple[DiskSession, bytes, int, int]], basis: Basis
+    ) -> tuple[int, int]:
+        gone: dict[DiskSession, list[tuple[bytes, int, int]]] = {}
         for session, name, slot, size in victims:
-            deleted.setdefault(session, []).append((name, slot, size))
-            try:
-                self.folder.remove(session.tenant_ref, session.session_ref, name)
-            except OSError as error:
-                self._on_error(error)
-        for session, blocks in deleted.items():
-            session.on_deleted(blocks)
+            gone.setdefault(session, []).append((name, slot, size))
+        for session, blocks in gone.items():
+            key = (session.tenant_ref, session.session_ref)
+            self._unlink(key, [name for name, _, _ in blocks])
+            session.on_deleted([(name, slot) for name, slot, _ in blocks])
+            self.on_evicted(key, len(blocks), sum(size for _, _, size in blocks), basis)
+        return len(victims), sum(size for _, _, _, size in victims)
+
+    def _unlink(self, key: tuple[str, str], names: Sequence[bytes]) -> None:
+        try:
+            self.folder.remove_all(*key, names)
+        except OSError as error:
+            self._on_error(error)
 
     def _forget_slot_locked(self, slot: int) -> tuple[DiskSession, bytes, int, int]:
         session, name = self._slots.owner[slot], self._slots.name[slot]

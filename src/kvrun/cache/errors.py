@@ -39,3 +39,9 @@ class ObjectTierOffError(CacheError):
     """The object tier does not answer now; what it holds is a miss until it does."""
 
     status = 503
+
+
+class TierBoundError(CacheError):
+    """A tenant's blocks would take more room in a tier than the policy allows."""
+
+    status = 507

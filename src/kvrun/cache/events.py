@@ -41,8 +41,9 @@ class CacheEvent:
     """One aggregated fact.
 
     ``tier`` is the tier that the blocks left (evicted, expired, dropped, quarantined, lost), were
-    read from (restored) or went to (persisted and its refusals). ``tenant_ref`` and ``session_ref``
-    are empty for events about a whole tier. ``bytes`` counts sealed bytes.
+    read from (restored: memory keeps them now) or went to (persisted and its refusals).
+    ``tenant_ref`` and ``session_ref`` are empty for events about a whole tier. ``bytes`` counts
+    sealed bytes. ``revision`` is the policy's by which it was decided, empty where none was asked.
     """
 
     kind: CacheEventKind
@@ -52,6 +53,10 @@ class CacheEvent:
     blocks: int = 0
     bytes: int = 0
     reason: str = ""
+    revision: str = ""
+
+
+_Kind = tuple[CacheEventKind, Tier, str, str, str, str]
 
 
 class EventCounter:
@@ -59,7 +64,7 @@ class EventCounter:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._counts: dict[tuple[CacheEventKind, Tier, str, str, str], tuple[int, int]] = {}
+        self._counts: dict[_Kind, tuple[int, int]] = {}
 
     def add(
         self,
@@ -71,9 +76,10 @@ class EventCounter:
         blocks: int = 0,
         size: int = 0,
         reason: str = "",
+        revision: str = "",
     ) -> None:
         """Adds ``blocks`` blocks of ``size`` bytes in total to what the next drain reports."""
-        key = (kind, tier, tenant_ref, session_ref, reason)
+        key = (kind, tier, tenant_ref, session_ref, reason, revision)
         with self._lock:
             had_blocks, had_bytes = self._counts.get(key, (0, 0))
             self._counts[key] = (had_blocks + blocks, had_bytes + size)
@@ -83,6 +89,8 @@ class EventCounter:
         with self._lock:
             counts, self._counts = self._counts, {}
         return [
-            CacheEvent(kind, tier, tenant_ref, session_ref, blocks, size, reason)
-            for (kind, tier, tenant_ref, session_ref, reason), (blocks, size) in counts.items()
+            CacheEvent(kind, tier, tenant_ref, session_ref, blocks, size, reason, revision)
+            for (kind, tier, tenant_ref, session_ref, reason, revision), (blocks, size) in (
+                counts.items()
+            )
         ]

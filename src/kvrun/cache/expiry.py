@@ -1,14 +1,15 @@
-"""Blocks that were kept long enough: taken out of every tier, and their files removed."""
+"""Taking blocks out of the tiers that were kept long enough, or that are another model's."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kvrun.cache.events import CacheEventKind, Tier
-from kvrun.cache.placement import Gate, ttl_s
+from kvrun.cache.placement import FOREIGN, Basis, Gate, basis_of, ttl_s
 from kvrun.cache.sessionreads import SessionReads
-from kvrun.cache.state import cell_of, packed_of, place_of, slot_of
+from kvrun.cache.state import CacheState, cell_of, packed_of, place_of, slot_of
 
 _STEP = 4096
+_TTL = "ttl"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,15 @@ def ttl_of(gate: Gate, setting_s: float | None, tenant_ref: str, session_ref: st
     return Ttl(shorter(Tier.MEMORY), shorter(Tier.DISK), shorter(Tier.OBJECT))
 
 
+def expired_by(state: CacheState, tenant_ref: str, session_ref: str, tier: Tier) -> Basis:
+    """What the time that ended on a tier rests on: the setting, or the gate if that is shorter."""
+    limit_s = ttl_s(state.gate, tenant_ref, session_ref, tier)
+    if limit_s is not None and (state.ttl_s is None or limit_s < state.ttl_s):
+        found = basis_of(state.gate, tenant_ref, tier, _TTL)
+        return found if found.reason else Basis(_TTL, found.revision)
+    return Basis(_TTL)
+
+
 class SessionExpiry(SessionReads):
     """A session's index that lets go of old blocks; a base of ``CacheSession``."""
 
@@ -48,15 +58,30 @@ class SessionExpiry(SessionReads):
         """
         if ttl.unlimited:
             return 0
-        with self._state.lock:
-            names = list(self._index)
-        count = sum(
-            self._expire(names[start : start + _STEP], ttl, wall)
-            for start in range(0, len(names), _STEP)
+        limits = {Tier.MEMORY: ttl.memory_s, Tier.DISK: ttl.disk_s}
+        count = self._remove(
+            lambda tier, stored_at: _is_over(limits[tier], stored_at, wall), CacheEventKind.EXPIRED
         )
         return count + self._expire_packs(ttl.object_s, wall)
 
-    def _expire(self, names: Sequence[bytes], ttl: Ttl, wall: float) -> int:
+    def collect(self, is_foreign: Callable[[float], bool]) -> int:
+        """Removes from memory and disk what was stored at times when another model was served.
+
+        Answers how many copies. Its packs are told by their indexes, when they are looked at.
+        """
+        return self._remove(lambda tier, at: is_foreign(at), CacheEventKind.EVICTED)
+
+    def _remove(self, goes: Callable[[Tier, float], bool], kind: CacheEventKind) -> int:
+        with self._state.lock:
+            names = list(self._index)
+        return sum(
+            self._remove_some(names[start : start + _STEP], goes, kind)
+            for start in range(0, len(names), _STEP)
+        )
+
+    def _remove_some(
+        self, names: Sequence[bytes], goes: Callable[[Tier, float], bool], kind: CacheEventKind
+    ) -> int:
         state = self._state
         memory, disk = state.memory, state.disk
         cells = cell_bytes = 0
@@ -66,26 +91,28 @@ class SessionExpiry(SessionReads):
             for name in names:
                 place = self._index.get(name, 0)
                 cell, slot = cell_of(place), slot_of(place)
-                if cell >= 0 and _is_over(ttl.memory_s, memory.stored_at(cell), wall):
+                if cell >= 0 and goes(Tier.MEMORY, memory.stored_at(cell)):
                     cells += 1
                     cell_bytes += memory.size(cell)
                     self._fetched.discard(name)
                     if memory.delist(cell):
                         free.append(cell)
                     cell = -1
-                stored_at = disk.stored_at(slot) if slot >= 0 and disk is not None else wall
-                if slot >= 0 and _is_over(ttl.disk_s, stored_at, wall):
+                if slot >= 0 and disk is not None and goes(Tier.DISK, disk.stored_at(slot)):
                     slots.append((name, slot))
                     slot = -1
                 self._set_place_locked(name, place_of(cell, slot, packed_of(place)))
-            state.counters.expired += cells + len(slots)
+            if kind is CacheEventKind.EXPIRED:
+                state.counters.expired += cells + len(slots)
+            else:
+                state.counters.evicted += cells + len(slots)
         state.scrub(free)
-        self._expired(Tier.MEMORY, cells, cell_bytes)
+        self._removed(kind, Tier.MEMORY, cells, cell_bytes)
         if slots and disk is not None and self._disk is not None:
             sizes = [disk.size(self._disk, name, slot) or 0 for name, slot in slots]
             for name, slot in slots:
                 disk.remove(self._disk, name, slot)
-            self._expired(Tier.DISK, len(slots), sum(sizes))
+            self._removed(kind, Tier.DISK, len(slots), sum(sizes))
         return cells + len(slots)
 
     def _expire_packs(self, ttl: float | None, wall: float) -> int:
@@ -94,7 +121,7 @@ class SessionExpiry(SessionReads):
         blocks, size = self.packs.expire(wall - ttl)
         with self._state.lock:
             self._state.counters.expired += blocks
-        self._expired(Tier.OBJECT, blocks, size)
+        self._removed(CacheEventKind.EXPIRED, Tier.OBJECT, blocks, size)
         return blocks
 
     def _set_place_locked(self, name: bytes, place: int) -> None:
@@ -103,9 +130,13 @@ class SessionExpiry(SessionReads):
         else:
             self._index.pop(name, None)
 
-    def _expired(self, tier: Tier, blocks: int, size: int) -> None:
-        if blocks:
-            self._event(CacheEventKind.EXPIRED, tier, blocks, size, "ttl")
+    def _removed(self, kind: CacheEventKind, tier: Tier, blocks: int, size: int) -> None:
+        if not blocks:
+            return
+        basis = FOREIGN
+        if kind is CacheEventKind.EXPIRED:
+            basis = expired_by(self._state, self.tenant_ref, self.session_ref, tier)
+        self._event(kind, tier, blocks, size, *basis)
 
 
 def _is_over(ttl: float | None, stored_at: float, wall: float) -> bool:

@@ -1,11 +1,14 @@
 """Bringing blocks from Storage into memory: ahead of their use, neighbours in one request.
 
 A few threads read; whoever needs a block waits for it for a bounded time, and past that it is a
-miss. A store that brought nothing meanwhile is left alone for a while.
+miss. What came is opened out of the buffer that it came in until a cell holds it: one thread copies
+it there, when nothing is being read and nobody asked for a moment, or much waits: a copy beside a
+restore takes its time. A store that brought nothing meanwhile is left alone for a while.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -18,8 +21,10 @@ from kvrun.cache.object_tier import ObjectTier
 from kvrun.cache.sessionpacks import SessionPacks
 from kvrun.errors import KvrunError
 
-_SPAN_BYTES = 8 * 2**20
+SPAN_BYTES = 8 * 2**20
+"""Neighbouring blocks come in one request up to this."""
 _OPENERS = 4
+_PAUSE_S = 0.02
 _log = logging.getLogger(__name__)
 _Loose = dict[bytes, memoryview]
 
@@ -37,8 +42,14 @@ class FetchTarget(Protocol):
     def keep_fetched(self, name: bytes, packed: int, data: memoryview) -> bool:
         """Put a block into memory; False where it found no room or is not wanted any more."""
 
-    def note_fetched(self, blocks: int, size: int) -> None:
-        """So many blocks of so many bytes came from Storage."""
+    def note_fetched(self, blocks: int) -> None:
+        """So many blocks came from Storage."""
+
+    def forget_taken(self, names: Iterable[bytes]) -> None:
+        """These blocks are not handed out of the buffer that they came in any more."""
+
+    def following(self, names: Sequence[bytes], limit_bytes: int) -> list[tuple[bytes, int]]:
+        """(name, place in packs) of what was packed after these, as much as is worth fetching."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +75,14 @@ class Fetcher:
         self._index_lock = lock
         self._now = now
         self._openers = ThreadPoolExecutor(_OPENERS, thread_name_prefix="kvrun-object-open")
+        self._keeper = ThreadPoolExecutor(1, thread_name_prefix="kvrun-object-keep")
         self._lock = threading.Lock()
+        self._may_keep = threading.Condition(self._lock)
+        self._reading = 0
+        # How often somebody asked for a block, and how often when nobody did for a moment.
+        self._asked = 0
+        self._paused_at = 0
+        self._closed = False
         self._opening: set[SessionPacks] = set()
         self._under_way: dict[tuple[int, bytes], Future[_Loose]] = {}
         self._bytes = 0
@@ -91,8 +109,13 @@ class Fetcher:
         for span in self._wanted(session, packs, names):
             self._begin(session, packs, span, ahead=True)
 
+    def follow(self, session: FetchTarget, names: Sequence[bytes]) -> None:
+        """Begins to bring what was packed after these blocks, within ``ahead_bytes``."""
+        with contextlib.suppress(RuntimeError):  # the store is being closed
+            self._openers.submit(self._follow, session, names)
+
     def wait(self, session: FetchTarget, name: bytes) -> _Loose:
-        """Waits until a block was fetched; the answer has those that found no room in memory."""
+        """Waits until a block came; the answer has its bytes, which a cell may not hold yet."""
         packs = session.packs
         if packs is None or not self._tier.accepts():
             return {}
@@ -101,6 +124,8 @@ class Fetcher:
         future = self._under_way.get((id(session), name))
         if future is None:
             return {}
+        with self._lock:
+            self._asked += 1
         began = self._now()
         try:
             return future.result(self._tier.settings.fetch_wait_s)
@@ -111,7 +136,11 @@ class Fetcher:
 
     def close(self) -> None:
         """Ends the threads; what is under way is left."""
+        with self._lock:
+            self._closed = True
+            self._may_keep.notify_all()
         self._openers.shutdown(wait=False, cancel_futures=True)
+        self._keeper.shutdown(wait=True, cancel_futures=True)
         self._tier.close()
 
     def _load(self, packs: SessionPacks) -> None:
@@ -124,6 +153,13 @@ class Fetcher:
         finally:
             with self._lock:
                 self._opening.discard(packs)
+
+    def _follow(self, session: FetchTarget, names: Sequence[bytes]) -> None:
+        try:
+            after = session.following(names, self._tier.settings.ahead_bytes)
+            self.prefetch(session, [name for name, _ in after])
+        except Exception:
+            _log.exception("what follows some blocks was not fetched")
 
     def _wanted(
         self, session: FetchTarget, packs: SessionPacks, names: Sequence[bytes]
@@ -147,40 +183,74 @@ class Fetcher:
             if twice or (self._bytes and self._bytes + span.size > limit):
                 return
             self._bytes += span.size
+            self._reading += 1
             self._under_way |= {(id(session), block[0]): future for block in span.blocks}
         try:
             self._tier.readers.submit(self._fetch, session, packs, span, future)
         except RuntimeError:  # the store is being closed
-            self._end(session, span, future, {})
+            self._came()
+            self._end(session, span, future)
 
     def _fetch(
         self, session: FetchTarget, packs: SessionPacks, span: _Span, future: Future[_Loose]
     ) -> None:
-        loose: _Loose = {}
+        came: _Loose = {}
         try:
-            data = packs.read(span.pack, span.start, span.size)
-            at = 0
-            for name, packed, size in span.blocks:
-                if not session.keep_fetched(name, packed, data[at : at + size]):
-                    loose[name] = data[at : at + size]
+            data, at = packs.read(span.pack, span.start, span.size), 0
+            for name, _, size in span.blocks:
+                came[name] = data[at : at + size]
                 at += size
-            session.note_fetched(len(span.blocks), span.size)
             self._progress_at = self._now()
+            session.note_fetched(len(came))
+            future.set_result(came)
         except KvrunError as error:
             _log.info("blocks were not fetched: %s", error.message)
         except Exception:
             _log.exception("blocks were not fetched")
-        finally:
-            self._end(session, span, future, loose)
+        self._came()
+        if future.done():
+            with contextlib.suppress(RuntimeError):  # the store is being closed
+                self._keeper.submit(self._keep, session, span, future)
+                return
+        self._end(session, span, future)
 
-    def _end(
-        self, session: FetchTarget, span: _Span, future: Future[_Loose], loose: _Loose
-    ) -> None:
+    def _came(self) -> None:
+        with self._lock:
+            self._reading -= 1
+            self._may_keep.notify_all()
+
+    def _keep(self, session: FetchTarget, span: _Span, future: Future[_Loose]) -> None:
+        """Copies what came into cells, for those who come later."""
+        came = future.result()
+        self._wait_for_a_pause()
+        try:
+            if not self._closed:
+                for name, packed, _ in span.blocks:
+                    session.keep_fetched(name, packed, came[name])
+                session.forget_taken(came)
+        except Exception:
+            _log.exception("blocks that were fetched were not kept")
+        finally:
+            self._end(session, span, future)
+
+    def _wait_for_a_pause(self) -> None:
+        much = self._tier.settings.fetch_bytes // 2
+        with self._may_keep:
+            while self._bytes <= much and not self._closed:
+                if not self._reading and self._asked == self._paused_at:
+                    return
+                asked = self._asked
+                changed = self._may_keep.wait(None if self._reading else _PAUSE_S)
+                if not changed and not self._reading and asked == self._asked:
+                    self._paused_at = asked
+
+    def _end(self, session: FetchTarget, span: _Span, future: Future[_Loose]) -> None:
         with self._lock:
             self._bytes -= span.size
             for name, _, _ in span.blocks:
                 self._under_way.pop((id(session), name), None)
-        future.set_result(loose)
+        if not future.done():
+            future.set_result({})
 
 
 def _spans(packs: SessionPacks, found: list[tuple[bytes, int]]) -> Iterator[_Span]:
@@ -190,7 +260,7 @@ def _spans(packs: SessionPacks, found: list[tuple[bytes, int]]) -> Iterator[_Spa
     for name, packed in sorted(found, key=lambda item: item[1]):
         block = (name, packed, packs.table.size(packed))
         follows = blocks and packed == blocks[-1][1] + 1
-        if blocks and (not follows or size + block[2] > _SPAN_BYTES):
+        if blocks and (not follows or size + block[2] > SPAN_BYTES):
             yield from _span(packs, blocks)
             blocks, size = [], 0
         blocks.append(block)

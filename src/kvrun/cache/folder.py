@@ -10,12 +10,13 @@ import itertools
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from kvrun.cache.errors import CacheFolderError
+from kvrun.directread import read_file
 
 _FILE = re.compile(r"([0-9a-f]{32})\.kvs")
 _TEMPORARY = re.compile(r"\.[0-9a-f]{32}\.[0-9]+\.tmp")
@@ -23,6 +24,7 @@ _REF = re.compile(r"[A-Za-z0-9_-]{1,128}")
 _DIR_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _BLOCKS = "kv"
 _QUARANTINE = "quarantine"
+_AT_ONCE = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,15 @@ class BlockFile:
 
     name: bytes
     size: int
+    changed: float
+
+
+@dataclass(frozen=True, slots=True)
+class FolderTotal:
+    """How many blocks a session has, their bytes, and their last change in seconds since 1970."""
+
+    blocks: int
+    bytes: int
     changed: float
 
 
@@ -46,9 +57,13 @@ class FolderDrop:
 class BlockFolder:
     """The file operations of the disk tier. Safe to use from several threads."""
 
-    def __init__(self, root: Path) -> None:
-        """Makes or checks ``root``. Raises CacheFolderError when it cannot be used."""
+    def __init__(self, root: Path, *, direct: bool = True) -> None:
+        """Makes or checks ``root``. Raises CacheFolderError when it cannot be used.
+
+        Unless ``direct`` is off, large blocks are read past the system's page cache.
+        """
         self.root = root
+        self._direct = direct
         self._counter = itertools.count()
         hint = "it must be a folder that this user can read and write, not a link"
         try:
@@ -93,13 +108,7 @@ class BlockFolder:
         try:
             if not stat.S_ISREG(os.fstat(file).st_mode):
                 raise OSError(f"{_file_name(name)} is not a regular file")
-            done = 0
-            while done < len(out):
-                count = os.preadv(file, [out[done:]], done)
-                if not count:
-                    break
-                done += count
-            return done
+            return read_file(file, out, direct=self._direct)
         finally:
             os.close(file)
 
@@ -111,6 +120,23 @@ class BlockFolder:
         except FileNotFoundError:
             return False
         return True
+
+    def remove_all(self, tenant_ref: str, session_ref: str, names: Iterable[bytes]) -> None:
+        """Removes the files of many blocks, those that are there. Raises OSError at the end."""
+        failed: OSError | None = None
+        try:
+            with self._session(_BLOCKS, tenant_ref, session_ref) as folder:
+                for name in names:
+                    try:
+                        os.unlink(_file_name(name), dir_fd=folder)
+                    except FileNotFoundError:
+                        continue
+                    except OSError as error:
+                        failed = error
+        except FileNotFoundError:
+            return
+        if failed is not None:
+            raise failed
 
     def quarantine(self, tenant_ref: str, session_ref: str, name: bytes) -> bool:
         """Moves one block's file aside; False when it was not there. Raises OSError."""
@@ -135,6 +161,17 @@ class BlockFolder:
         found.sort(key=lambda file: file.changed)
         return found
 
+    def survey(self, tenant_ref: str, session_ref: str) -> FolderTotal:
+        """What ``blocks`` would list, added up, and removes what an interrupted write left.
+
+        A start does this for every session, before the first write. Raises OSError.
+        """
+        try:
+            with self._session(_BLOCKS, tenant_ref, session_ref) as folder:
+                return _survey(folder)
+        except FileNotFoundError:
+            return FolderTotal(0, 0, 0.0)
+
     def sessions(self) -> list[tuple[str, str]]:
         """Every (tenant_ref, session_ref) that has a folder."""
         return list(self._sessions_in(_BLOCKS))
@@ -150,20 +187,18 @@ class BlockFolder:
                 total += sum(1 for _ in _block_files(folder))
         return total
 
-    def remove_temporaries(self, tenant_ref: str, session_ref: str) -> None:
-        """Removes what an interrupted write left. No write may be under way."""
-        with suppress(OSError), self._session(_BLOCKS, tenant_ref, session_ref) as folder:
-            for entry in _entries(folder):
-                if _TEMPORARY.fullmatch(entry):
-                    os.unlink(entry, dir_fd=folder)
+    def drop(
+        self, tenant_ref: str, session_ref: str, pause: Callable[[], None] = lambda: None
+    ) -> FolderDrop:
+        """Removes every file of a session, quarantined ones too, and its emptied folders.
 
-    def drop(self, tenant_ref: str, session_ref: str) -> FolderDrop:
-        """Removes every file of a session, quarantined ones too, and its emptied folders."""
+        ``pause`` is called every few files.
+        """
         blocks = size = failed = 0
         for area in (_BLOCKS, _QUARANTINE):
             try:
                 with self._session(area, tenant_ref, session_ref) as folder:
-                    removed = _remove_all(folder)
+                    removed = _remove_all(folder, pause)
             except FileNotFoundError:
                 continue
             except OSError:
@@ -236,9 +271,14 @@ class BlockFolder:
             yield session
 
 
+def is_ref(ref: str) -> bool:
+    """Whether it can be a tenant's or session's reference, and so a folder's name."""
+    return _REF.fullmatch(ref) is not None
+
+
 def checked_ref(ref: str) -> str:
     """``ref`` itself when it can be a folder's name. Raises ValueError otherwise."""
-    if not _REF.fullmatch(ref):
+    if not is_ref(ref):
         raise ValueError(f"{ref!r} is not a reference (1..128 of A-Z a-z 0-9 _ -)")
     return ref
 
@@ -282,22 +322,60 @@ def _entries(folder: int) -> list[str]:
 
 
 def _block_files(folder: int) -> Iterator[BlockFile]:
+    for name, status in _statuses(folder):
+        yield BlockFile(bytes.fromhex(name), status.st_size, status.st_mtime)
+
+
+def _survey(folder: int) -> FolderTotal:
+    """One pass over what may be a million files, so every step in it counts."""
+    blocks = size = 0
+    changed = 0.0
+    is_block, regular = _FILE.fullmatch, stat.S_IFREG
+    unfinished = []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            name = entry.name
+            if not is_block(name):
+                if _TEMPORARY.fullmatch(name):
+                    unfinished.append(name)
+                continue
+            try:
+                status = entry.stat(follow_symlinks=False)
+            except FileNotFoundError:
+                continue
+            if status.st_mode & 0o170000 == regular:
+                blocks += 1
+                size += status.st_size
+                if status.st_mtime > changed:
+                    changed = status.st_mtime
+    for name in unfinished:
+        with suppress(OSError):
+            os.unlink(name, dir_fd=folder)
+    return FolderTotal(blocks, size, changed)
+
+
+def _statuses(folder: int) -> Iterator[tuple[str, os.stat_result]]:
+    """The name in hexadecimal and the status of each block's file."""
     with os.scandir(folder) as entries:
         for entry in entries:
             match = _FILE.fullmatch(entry.name)
             if not match:
                 continue
-            with suppress(FileNotFoundError):
+            try:
                 status = entry.stat(follow_symlinks=False)
-                if stat.S_ISREG(status.st_mode):
-                    yield BlockFile(bytes.fromhex(match[1]), status.st_size, status.st_mtime)
+            except FileNotFoundError:
+                continue
+            if stat.S_ISREG(status.st_mode):
+                yield match[1], status
 
 
-def _remove_all(folder: int) -> FolderDrop:
+def _remove_all(folder: int, pause: Callable[[], None]) -> FolderDrop:
     """Unlinks whatever stands in a session's folder: a renamed block is still the session's."""
     blocks = size = failed = 0
     sizes = {_file_name(file.name): file.size for file in _block_files(folder)}
-    for entry in _entries(folder):
+    for number, entry in enumerate(_entries(folder)):
+        if number % _AT_ONCE == _AT_ONCE - 1:
+            pause()
         try:
             os.unlink(entry, dir_fd=folder)
         except FileNotFoundError:

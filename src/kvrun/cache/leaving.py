@@ -1,39 +1,108 @@
-"""Taking a session's blocks out of one tier, because they may not be there any more."""
+"""Taking blocks out of tiers, because they may not be there any more."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from kvrun.cache.errors import ObjectTierOffError
 from kvrun.cache.events import CacheEventKind, Tier
-from kvrun.cache.state import cell_of, slot_of
+from kvrun.cache.object_tier import ObjectTier
+from kvrun.cache.placement import Basis
+from kvrun.cache.state import CELL_BITS, SLOT_BITS, CacheState, cell_of, slot_of
 
 if TYPE_CHECKING:
     from kvrun.cache.sessionobjects import SessionObjects
 
-_AT_ONCE = 512
+AT_ONCE = 32
+"""So many blocks leave while the index is held: a request's look-up waits no longer than that."""
+
+Left = dict[Tier, tuple[int, int]]
+"""Blocks and sealed bytes that left, by tier."""
 
 
-def leave(session: SessionObjects, tier: Tier, reason: str) -> tuple[int, int]:
-    """Blocks and sealed bytes that left ``tier``; what the session has elsewhere stays.
+def leave(session: SessionObjects, why: Mapping[Tier, Basis], pause: Callable[[], None]) -> Left:
+    """What left the tiers that ``why`` names; what the session has elsewhere stays.
 
-    Others use the index meanwhile: it is let go of every few hundred blocks. A block that somebody
-    holds goes when it is let go of; it is found by nobody from now on.
+    Others use the index meanwhile: it is let go of every few blocks, and ``pause`` is called. A
+    block that somebody holds goes when it is let go of; it is found by nobody from now on.
     """
-    if tier is Tier.OBJECT:
-        return _leave_objects(session, reason)
-    with session._state.lock:
-        names = list(session._index)
+    key = (session.tenant_ref, session.session_ref)
+    left: Left = dict.fromkeys(why, (0, 0))
+    if Tier.MEMORY in why or Tier.DISK in why:
+        with session._state.lock:
+            names = list(session._index)
+        for start in range(0, len(names), AT_ONCE):
+            for tier, found in _leave_box(session, names[start : start + AT_ONCE], why).items():
+                left[tier] = (left[tier][0] + found[0], left[tier][1] + found[1])
+                _note(session._state, key, tier, found, why[tier])
+            pause()
+    disk = session._state.disk
+    if Tier.DISK in why and disk is not None and session._disk is not None:
+        disk.remove_rest(session._disk)
+    if Tier.OBJECT in why:
+        left[Tier.OBJECT] = _leave_objects(session)
+        _note(session._state, key, Tier.OBJECT, left[Tier.OBJECT], why[Tier.OBJECT])
+    return left
+
+
+def leave_unopened(
+    state: CacheState,
+    key: tuple[str, str],
+    why: Mapping[Tier, Basis],
+    pause: Callable[[], None],
+) -> Left:
+    """The same of a session that nobody opened since the start: it has nothing in memory."""
+    left: Left = dict.fromkeys(why, (0, 0))
+    if Tier.DISK in why and state.disk is not None:
+        files = state.disk.drop_unopened(*key, pause)
+        left[Tier.DISK] = (files.blocks, files.bytes)
+    if Tier.OBJECT in why and state.objects is not None:
+        packs = state.objects.drop(*key)
+        left[Tier.OBJECT] = (packs.blocks, packs.bytes)
+    for tier, found in left.items():
+        _note(state, key, tier, found, why[tier])
+    return left
+
+
+def trim(
+    state: CacheState, tenant_ref: str, tier: Tier, basis: Basis, pause: Callable[[], None]
+) -> tuple[int, int]:
+    """Blocks and bytes that left memory or disk so that a tenant holds there what it may."""
     blocks = size = 0
-    for start in range(0, len(names), _AT_ONCE):
-        some = names[start : start + _AT_ONCE]
-        left = _leave_memory(session, some) if tier is Tier.MEMORY else _leave_disk(session, some)
-        blocks, size = blocks + left[0], size + left[1]
-    if blocks:
-        session._event(CacheEventKind.EVICTED, tier, blocks, size, reason)
+    if tier is Tier.MEMORY:
+        while (left := state.trim(tenant_ref, basis, AT_ONCE))[0]:
+            blocks, size = blocks + left[0], size + left[1]
+            pause()
+    elif tier is Tier.DISK and state.disk is not None:
+        return state.disk.trim(tenant_ref, basis, pause)
     return blocks, size
 
 
-def _leave_objects(session: SessionObjects, reason: str) -> tuple[int, int]:
+def beyond_in_storage(objects: ObjectTier, tenant_ref: str) -> bool:
+    """Whether a tenant has more in Storage than it may; no while that does not answer."""
+    try:
+        return objects.beyond_bytes(tenant_ref) > 0
+    except ObjectTierOffError:
+        return False
+
+
+def _note(
+    state: CacheState, key: tuple[str, str], tier: Tier, left: tuple[int, int], basis: Basis
+) -> None:
+    if left[0]:
+        state.events.add(
+            CacheEventKind.EVICTED,
+            tier,
+            *key,
+            blocks=left[0],
+            size=left[1],
+            reason=basis.reason,
+            revision=basis.revision,
+        )
+
+
+def _leave_objects(session: SessionObjects) -> tuple[int, int]:
     objects, packs = session._state.objects, session.packs
     if objects is None or packs is None:
         return 0, 0
@@ -42,40 +111,36 @@ def _leave_objects(session: SessionObjects, reason: str) -> tuple[int, int]:
     for name in names:
         packs.forget(name)
     dropped = objects.drop(session.tenant_ref, session.session_ref, busy=packs.writing)
-    if dropped.blocks:
-        session._event(CacheEventKind.EVICTED, Tier.OBJECT, dropped.blocks, dropped.bytes, reason)
     return dropped.blocks, dropped.bytes
 
 
-def _leave_memory(session: SessionObjects, names: list[bytes]) -> tuple[int, int]:
-    state, free, size, blocks = session._state, [], 0, 0
+def _leave_box(session: SessionObjects, names: Sequence[bytes], why: Mapping[Tier, Basis]) -> Left:
+    """Blocks leave memory, disk or both."""
+    state, index, of_session = session._state, session._index, session._disk
+    disk = state.disk
+    in_cell = CELL_BITS if Tier.MEMORY in why else 0
+    in_slot = SLOT_BITS if Tier.DISK in why and disk is not None and of_session is not None else 0
+    stays = ~(in_cell | in_slot)
+    cells: list[int] = []
+    slots: list[tuple[bytes, int]] = []
     with state.lock:
         for name in names:
-            cell = cell_of(session._index.get(name, 0))
-            if cell < 0:
-                continue
-            blocks += 1
-            size += state.memory.size(cell)
-            session.forget_cell_locked(name)
-            if state.memory.delist(cell):
-                free.append(cell)
+            place = index.get(name, 0)
+            if place & in_cell:
+                cells.append(cell_of(place))
+            if place & in_slot:
+                slots.append((name, slot_of(place)))
+            if place & stays:
+                index[name] = place & stays
+            elif place:
+                del index[name]
+        if in_cell:
+            session._fetched.difference_update(names)
+        free, size = state.memory.delist_all(cells)
     state.scrub(free)
-    return blocks, size
-
-
-def _leave_disk(session: SessionObjects, names: list[bytes]) -> tuple[int, int]:
-    state, disk, of_session = session._state, session._state.disk, session._disk
-    if disk is None or of_session is None:
-        return 0, 0
-    found = []
-    with state.lock:
-        for name in names:
-            slot = slot_of(session._index.get(name, 0))
-            if slot >= 0:
-                session._forget_slot_locked(name, slot)
-                found.append((name, slot))
-    size = 0
-    for name, slot in found:
-        size += disk.size(of_session, name, slot) or 0
-        disk.remove(of_session, name, slot)
-    return len(found), size
+    left: Left = {}
+    if cells:
+        left[Tier.MEMORY] = (len(cells), size)
+    if slots and disk is not None and of_session is not None:
+        left[Tier.DISK] = disk.remove_all(of_session, slots)
+    return left

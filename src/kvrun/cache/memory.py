@@ -3,19 +3,21 @@
 The tier keeps no names to look up; the session's index does. It knows, a cell, who owns it and
 under which name, how many pins it has, when its block was stored and its place in the order of
 use. Nothing here takes a lock: the caller holds the index lock for every call except
-:meth:`MemoryTier.view` and :meth:`MemoryTier.scrub`, which touch only the memory of a cell that the
-caller has reserved, pinned or detached.
+:meth:`MemoryTier.view`, :meth:`MemoryTier.room` and :meth:`MemoryTier.scrub`, which touch only the
+memory of a cell that the caller has reserved, pinned or detached.
 """
 
 import ctypes
 import mmap
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Generic, Protocol, TypeVar
 
 from kvrun.cache.errors import CacheBusyError
 from kvrun.cache.order import NONE, Sharing, UseOrder
+from kvrun.directread import DIRECT_ALIGN, DIRECT_BYTES
 from kvrun.memlock import lock_when_touched
 
 _ALIGN = 64
@@ -29,6 +31,10 @@ class CellState(IntEnum):
     DETACHED = 1
     LISTED = 2
     DOOMED = 3
+
+
+# Plain numbers: comparing with members of an enum takes three times as long.
+_FREE, _DETACHED, _LISTED, _DOOMED = map(int, CellState)
 
 
 class CellOwner(Protocol):
@@ -107,7 +113,9 @@ class MemoryTier(Generic[OwnerT]):
                 f"cannot be carved into cells of {cell_bytes} bytes",
                 hint="end the requests of the engine that used them first",
             )
-        stride = -(-cell_bytes // _ALIGN) * _ALIGN
+        # The disk writes straight into large cells.
+        align = DIRECT_ALIGN if cell_bytes >= DIRECT_BYTES else _ALIGN
+        stride = -(-cell_bytes // align) * align
         count = max(1, self.slab_bytes // stride)
         self.cell_bytes = cell_bytes
         self._stride = stride
@@ -184,13 +192,39 @@ class MemoryTier(Generic[OwnerT]):
         self.busy_cells += 1
         return True
 
-    def release(self, cell: int) -> None:
-        """Makes a detached cell free."""
-        assert self._state[cell] == CellState.DETACHED
-        self._state[cell] = CellState.FREE
-        self._free.append(cell)
-        self.free_cells += 1
-        self.busy_cells -= 1
+    def delist_all(self, cells: Sequence[int]) -> tuple[list[int], int]:
+        """As :meth:`delist`, for cells of one owner: those that nobody holds, and bytes of all."""
+        if not cells:
+            return [], 0
+        tenant_ref = self.owner(cells[0]).tenant_ref
+        state, owner, name, pins, sizes = (
+            self._state, self._owner, self._name, self._pins, self._size
+        )  # fmt: skip
+        free, size = [], 0
+        for cell in cells:
+            assert state[cell] == _LISTED
+            size += sizes[cell]
+            owner[cell] = name[cell] = None
+            if cell in pins:
+                state[cell] = _DOOMED
+            else:
+                state[cell] = _DETACHED
+                free.append(cell)
+        self.order.remove_all(cells, tenant_ref, size, self._stride * len(cells))
+        self.listed_blocks -= len(cells)
+        self.listed_bytes -= size
+        self.busy_cells += len(free)
+        return free, size
+
+    def release(self, cells: Sequence[int]) -> None:
+        """Makes detached cells free."""
+        state = self._state
+        for cell in cells:
+            assert state[cell] == _DETACHED
+            state[cell] = _FREE
+        self._free.extend(cells)
+        self.free_cells += len(cells)
+        self.busy_cells -= len(cells)
 
     def pin(self, cell: int) -> None:
         """Keeps a listed cell from eviction and reuse until :meth:`unpin`."""
@@ -251,12 +285,22 @@ class MemoryTier(Generic[OwnerT]):
         start = cell * self._stride
         return self._slab[start : start + size]
 
-    def scrub(self, cell: int) -> None:
-        """Overwrites a whole detached cell with zeros (releases the GIL meanwhile)."""
+    def room(self, cell: int) -> memoryview:
+        """A whole cell, writable: at least ``cell_bytes`` long."""
+        start = cell * self._stride
+        return self._slab[start : start + self._stride]
+
+    def scrub(self, cells: Sequence[int]) -> None:
+        """Overwrites whole detached cells with zeros (releases the GIL meanwhile)."""
         if self._map.closed:
             return
-        size = min(self._stride, self.slab_bytes - cell * self._stride)
-        ctypes.memset(self._address + cell * self._stride, 0, size)
+        stride, start, end = self._stride, 0, 0
+        for cell in sorted(cells):
+            if cell * stride != end:  # those side by side are overwritten at once
+                self._zero(start, end)
+                start = cell * stride
+            end = (cell + 1) * stride
+        self._zero(start, end)
 
     def close(self) -> None:
         """Gives the slab back once no view of it is left; listed content is gone."""
@@ -268,6 +312,10 @@ class MemoryTier(Generic[OwnerT]):
         except BufferError:
             # A reader still holds a view; the mapping goes with the last of them.
             return
+
+    def _zero(self, start: int, end: int) -> None:
+        if start < end:
+            ctypes.memset(self._address + start, 0, min(end, self.slab_bytes) - start)
 
     def _reset(self, count: int) -> None:
         self._state = array("b", bytes(count))

@@ -12,13 +12,13 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvrun.cache.errors import ObjectTierOffError, PackFormatError
-from kvrun.cache.folder import FolderDrop, checked_ref
+from kvrun.cache.errors import ObjectTierOffError, PackFormatError, TierBoundError
+from kvrun.cache.folder import FolderDrop, checked_ref, is_ref
 from kvrun.cache.pack import blocks_in
 from kvrun.cache.packtable import PackTotals
 from kvrun.cache.undeleted import UndeletedSessions
@@ -40,13 +40,17 @@ class ObjectSettings:
     A pack is written at ``pack_bytes``, or when its first block waited ``pack_age_s``. A look-up
     waits ``load_wait_s`` for a session's indexes and ``fetch_wait_s`` for a block, then it is a
     miss. A write is tried again for ``write_s``; packs that came from elsewhere are looked for
-    every ``relist_s``; packs of another model are deleted after ``foreign_s``.
+    every ``relist_s``; packs of another model are deleted after ``foreign_s``. What follows the
+    first blocks that a session asks for is fetched ahead up to ``ahead_bytes``, and what waits of
+    a session without a request is packed after ``pack_idle_s``.
     """
 
     pack_bytes: int = 32 * 2**20
     pack_age_s: float = 10.0
+    pack_idle_s: float = 2.0
     queue_bytes: int = 256 * 2**20
     fetch_bytes: int = 256 * 2**20
+    ahead_bytes: int = 64 * 2**20
     load_wait_s: float = 0.05
     fetch_wait_s: float = 2.0
     write_s: float = 20.0
@@ -77,11 +81,20 @@ class ObjectCounters:
     refused_packs: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """Blocks and bytes that were deleted by session, and whether that was all there was to do."""
+
+    removed: dict[tuple[str, str], tuple[int, int]]
+    complete: bool
+
+
 class ObjectTier:
     """Packs below ``prefix``/kv in Storage. Thread-safe.
 
     ``reader`` and ``writer`` are the same place with deadlines of their own. What could not be
-    deleted is remembered in ``undeleted`` over restarts. ``now`` is a monotonic clock in seconds.
+    deleted is remembered in ``undeleted`` over restarts. ``cap_of`` says how many bytes a tenant
+    may have there, None without a limit. ``now`` is a monotonic clock in seconds.
     ``on_change`` is called with (available, reason) when that changes.
     """
 
@@ -93,6 +106,7 @@ class ObjectTier:
         *,
         undeleted: Path | None = None,
         settings: ObjectSettings | None = None,
+        cap_of: Callable[[str], int | None] = lambda tenant_ref: None,
         now: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
         jitter: Callable[[], float] = random.random,
@@ -107,6 +121,7 @@ class ObjectTier:
         self._reader = reader
         self._writer = writer
         self._kv = f"{prefix}/kv"
+        self._cap_of = cap_of
         self._now = now
         self._sleep = sleep
         self._jitter = jitter
@@ -166,6 +181,23 @@ class ObjectTier:
             self._sleep(wait)
             pause *= 2
 
+    def beyond_bytes(self, tenant_ref: str, size: int = 0) -> int:
+        """By how many bytes a tenant's packs, and ``size`` more, go beyond what it may have.
+
+        The store is asked only where there is a bound. Raises ObjectTierOffError.
+        """
+        cap = self._cap_of(tenant_ref)
+        if cap is None:
+            return 0
+        with self._asking():
+            packs = self._reader.list(f"{self._kv}/{checked_ref(tenant_ref)}")
+            return max(0, sum(pack.size_bytes for pack in packs) + size - cap)
+
+    def check_room(self, tenant_ref: str, size: int) -> None:
+        """Raises TierBoundError where ``size`` bytes more are too many, or ObjectTierOffError."""
+        if beyond := self.beyond_bytes(tenant_ref, size):
+            raise TierBoundError(f"{beyond} bytes more than a tenant may have in Storage")
+
     def delete(self, tenant_ref: str, session_ref: str, name: str) -> bool:
         """Deletes one pack; False when that did not work (it is tried again at the next start)."""
         try:
@@ -206,6 +238,32 @@ class ObjectTier:
                 break
             self.drop(tenant_ref, session_ref)
         return len(self._undeleted)
+
+    def collect(
+        self, is_foreign: Callable[[float], bool], opened: Collection[tuple[str, str]]
+    ) -> Collected:
+        """Deletes the packs of all sessions but ``opened`` whose time ``is_foreign``.
+
+        Lists everything once. Takes as long as that does; what it did not come to is left.
+        """
+        removed: dict[tuple[str, str], tuple[int, int]] = {}
+        try:
+            with self._asking():
+                found = [
+                    item for item in self._reader.list(self._kv) if is_foreign(item.modified_s)
+                ]
+        except KvrunError:
+            return Collected(removed, complete=False)
+        for item in found:
+            place = _place_of(item.name.removeprefix(f"{self._kv}/"))
+            if place is None or place[:2] in opened:
+                continue
+            tenant_ref, session_ref, name, blocks = place
+            if not self.accepts() or not self.delete(tenant_ref, session_ref, name):
+                return Collected(removed, complete=False)
+            had_blocks, had_bytes = removed.get((tenant_ref, session_ref), (0, 0))
+            removed[tenant_ref, session_ref] = (had_blocks + blocks, had_bytes + item.size_bytes)
+        return Collected(removed, complete=True)
 
     def session_refs(self, tenant_ref: str = "") -> list[tuple[str, str]]:
         """Every (tenant_ref, session_ref) with packs, or those of one tenant; none where the
@@ -289,6 +347,15 @@ class ObjectTier:
             self.on_change(True, "")
 
 
+def _place_of(path: str) -> tuple[str, str, str, int] | None:
+    """(tenant_ref, session_ref, name, blocks) of a pack; None for what else lies below kv."""
+    parts = path.split("/")
+    blocks = blocks_in(parts[-1])
+    if len(parts) != 3 or blocks is None or not all(map(is_ref, parts[:2])):
+        return None
+    return parts[0], parts[1], parts[2], blocks
+
+
 def _packs(storage: Storage, folder: str, *, every: bool = False) -> Iterator[StoredPack]:
     """The packs in a folder; with ``every`` also what has another name."""
     for item in storage.list(folder):
@@ -299,5 +366,6 @@ def _packs(storage: Storage, folder: str, *, every: bool = False) -> Iterator[St
 
 
 def _folders(storage: Storage, folder: str) -> list[str]:
+    """The references that name folders there; nothing of ours is in others."""
     found, _ = storage.entries(folder)
-    return [name.rstrip("/").rpartition("/")[2] for name in found]
+    return [name for path in found if is_ref(name := path.rstrip("/").rpartition("/")[2])]

@@ -16,7 +16,7 @@ small number (slot) that its tier gave it.
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush, heapreplace
 
@@ -29,13 +29,27 @@ _LAST_TICK = 2**32 - 1
 class Sharing:
     """How tenants share a tier.
 
-    ``quota_bytes`` is what one tenant may hold at most, None without a limit. A tenant that used
-    the tier within ``active_s`` seconds has a share, of ``least_share`` of the tier at least.
+    ``quota_bytes`` is what one tenant may hold at most, None without a limit; ``cap_of`` says it of
+    each tenant besides, and the smaller holds. A tenant that used the tier within ``active_s``
+    seconds has a share, of ``least_share`` of the tier at least.
     """
 
     quota_bytes: int | None = None
     active_s: float = 600.0
     least_share: float = 1 / 16
+    cap_of: Callable[[str], int | None] | None = None
+
+    def bound_of(self, tenant_ref: str) -> int | None:
+        """What a tenant may hold at most, None without a limit."""
+        cap = self.cap_of(tenant_ref) if self.cap_of is not None else None
+        if cap is None or self.quota_bytes is None:
+            return self.quota_bytes if cap is None else cap
+        return min(cap, self.quota_bytes)
+
+    def is_capped(self, tenant_ref: str) -> bool:
+        """Whether ``cap_of`` is what bounds a tenant."""
+        cap = self.cap_of(tenant_ref) if self.cap_of is not None else None
+        return cap is not None and (self.quota_bytes is None or cap < self.quota_bytes)
 
 
 class TenantShare:
@@ -92,10 +106,13 @@ class UseOrder:
 
     def remove(self, slot: int, tenant_ref: str, size: int, room: int) -> None:
         """Forgets a block, linked or not."""
+        self.remove_all((slot,), tenant_ref, size, room)
+
+    def remove_all(self, slots: Sequence[int], tenant_ref: str, size: int, room: int) -> None:
+        """Forgets blocks of one tenant; ``size`` and ``room`` are those of all together."""
         share = self.tenants[tenant_ref]
-        if self._prev[slot] != _UNLINKED:
-            self._unlink(slot, share)
-        share.blocks -= 1
+        self._take_out(share, slots)
+        share.blocks -= len(slots)
         share.bytes -= size
         share.room -= room
         if share.blocks:
@@ -123,7 +140,7 @@ class UseOrder:
 
     def unlink(self, slot: int, tenant_ref: str) -> None:
         """Takes a linked block out of the order; it stays counted."""
-        self._unlink(slot, self.tenants[tenant_ref])
+        self._take_out(self.tenants[tenant_ref], (slot,))
 
     def is_linked(self, slot: int) -> bool:
         """Whether the block may be evicted."""
@@ -167,11 +184,11 @@ class UseOrder:
 
     def is_beyond_quota(self, tenant_ref: str, room: int) -> bool:
         """Whether ``room`` bytes more are more than the tenant may hold."""
-        quota = self.sharing.quota_bytes
-        if quota is None:
+        bound = self.sharing.bound_of(tenant_ref)
+        if bound is None:
             return False
         share = self.tenants.get(tenant_ref)
-        return room + (share.room if share is not None else 0) > quota
+        return room + (share.room if share is not None else 0) > bound
 
     def oldest(self) -> int:
         """The least recently used block of all that may be evicted, NONE without one."""
@@ -259,6 +276,23 @@ class UseOrder:
         else:
             self._heavy.pop(share.tenant_ref, None)
 
+    def _take_out(self, share: TenantShare, slots: Iterable[int]) -> None:
+        prev_of, next_of = self._prev, self._next
+        for slot in slots:
+            before = prev_of[slot]
+            if before == _UNLINKED:
+                continue
+            after = next_of[slot]
+            if before == NONE:
+                share.oldest = after
+            else:
+                next_of[before] = after
+            if after == NONE:
+                share.newest = before
+            else:
+                prev_of[after] = before
+            prev_of[slot] = _UNLINKED
+
     def _insert(self, slot: int, share: TenantShare, before: int, after: int) -> None:
         self._prev[slot] = before
         self._next[slot] = after
@@ -270,18 +304,6 @@ class UseOrder:
             share.newest = slot
         else:
             self._prev[after] = slot
-
-    def _unlink(self, slot: int, share: TenantShare) -> None:
-        before, after = self._prev[slot], self._next[slot]
-        if before == NONE:
-            share.oldest = after
-        else:
-            self._next[before] = after
-        if after == NONE:
-            share.newest = before
-        else:
-            self._prev[after] = before
-        self._prev[slot] = _UNLINKED
 
 
 def _room_of(share: TenantShare) -> int:

@@ -1,7 +1,8 @@
 """Blocks that wait to be packed, by session, and the one quiet thread that packs them.
 
-What finds no room is left out. A session is packed when enough of it waits or its
-first block waited for long enough. What is on disk already waits without a cell.
+What finds no room is left out. A session is packed when enough of it waits, its first block waited
+for long enough, or it has had no request for a moment. What is on disk already waits without a
+cell.
 """
 
 from __future__ import annotations
@@ -31,15 +32,20 @@ class PackedBlock:
 class PackTarget(Protocol):
     """The session that waiting blocks belong to; it asks, packs and unpins."""
 
+    @property
+    def idle_since(self) -> float | None:
+        """When its last request ended, by the store's clock; None while one is under way."""
+
     def pack(self, blocks: Sequence[PackedBlock]) -> None:
         """Store these blocks as one pack and unpin their cells."""
 
 
 @dataclass(slots=True)
 class _Waiting:
-    """What waits of one session, ``since`` by the store's clock."""
+    """What waits of one session: first ``since``, last ``until``, by the store's clock."""
 
     since: float
+    until: float
     blocks: list[PackedBlock] = field(default_factory=list)
     bytes: int = 0
 
@@ -53,6 +59,7 @@ class PackQueue(BlockQueue):
         *,
         pack_bytes: int,
         age_s: float,
+        idle_s: float,
         limit_bytes: int,
         now: Callable[[], float],
         idle: Callable[[], None],
@@ -60,6 +67,7 @@ class PackQueue(BlockQueue):
         super().__init__(changed, name="kvrun-pack", limit_bytes=limit_bytes, now=now)
         self._pack_bytes = pack_bytes
         self._age_s = age_s
+        self._idle_s = idle_s
         self._idle = idle
         self._waiting: dict[PackTarget, _Waiting] = {}
 
@@ -74,14 +82,21 @@ class PackQueue(BlockQueue):
         if self.waiting_bytes + pinned > self._limit_bytes:
             return False
         waiting = self._waiting.get(session)
+        now = self._now()
         if waiting is None:
-            waiting = self._waiting[session] = _Waiting(self._now())
+            waiting = self._waiting[session] = _Waiting(now, now)
+        waiting.until = now
         waiting.blocks.append(block)
         waiting.bytes += block.size
         self.waiting_bytes += pinned
         if len(waiting.blocks) == 1 or waiting.bytes >= self._pack_bytes:
             self._changed.notify_all()
         return True
+
+    def look_again_locked(self) -> None:
+        """A session has no request any more."""
+        if self._waiting:
+            self._changed.notify_all()
 
     def discard_locked(self, session: PackTarget) -> list[PackedBlock]:
         """Takes a session's waiting blocks out; the caller unpins them."""
@@ -124,22 +139,30 @@ class PackQueue(BlockQueue):
         rest = waiting.blocks[len(taken) :]
         if rest:
             size = sum(block.size for block in rest)
-            self._waiting[session] = _Waiting(waiting.since, rest, size)
+            self._waiting[session] = _Waiting(waiting.since, waiting.until, rest, size)
         return session, taken
 
     def _due_locked(self) -> PackTarget | None:
         now = self._now()
         for session, waiting in self._waiting.items():
-            old = now - waiting.since >= self._age_s
+            old = now >= self._due_at(session, waiting)
             if self._hurry or old or waiting.bytes >= self._pack_bytes:
                 return session
         return None
+
+    def _due_at(self, session: PackTarget, waiting: _Waiting) -> float:
+        due = waiting.since + self._age_s
+        if session.idle_since is None:
+            return due
+        # Blocks are still sealed for a moment after the request that computed them ended.
+        return min(due, max(session.idle_since, waiting.until) + self._idle_s)
 
     def _run(self) -> None:
         while True:
             with self._changed:
                 while not self._stopping and self._due_locked() is None:
-                    waits = [w.since + self._age_s - self._now() for w in self._waiting.values()]
+                    now = self._now()
+                    waits = [self._due_at(s, w) - now for s, w in self._waiting.items()]
                     if not self._changed.wait(max(0.01, min([_IDLE_S, *waits]))):
                         break
                 if self._stopping:

@@ -113,6 +113,23 @@ class PackTable:
         pack = self._packs[number] if number < len(self._packs) else None
         return (pack, entry) if pack is not None and entry < pack.blocks else None
 
+    def age(self, packed: int) -> tuple[int, str, int]:
+        """What sorts places from the oldest pack's first block to the newest pack's last."""
+        found = self.find(packed) if packed >= 0 else None
+        return (found[0].created, found[0].name, found[1]) if found is not None else (-1, "", -1)
+
+    def ranks_after(self, packed: int) -> dict[int, int]:
+        """The pack of a place and those written later, by number: 0 for itself, then 1 and so on.
+
+        None of them for a place in no pack.
+        """
+        found = self.find(packed) if packed >= 0 else None
+        if found is None:
+            return {}
+        first = (found[0].created, found[0].name)
+        later = [pack for pack in self.packs() if (pack.created, pack.name) >= first]
+        return {self._numbers[pack.name]: rank for rank, pack in enumerate(later)}
+
     def size(self, packed: int) -> int:
         """The sealed bytes of a block, 0 where it is in no pack any more."""
         found = self.find(packed)

@@ -1,6 +1,6 @@
 """What keeps a session's blocks from eviction: the pins of its requests, and an operator's."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kvrun.cache.expiry import SessionExpiry, Ttl
@@ -101,7 +101,13 @@ class SessionPins(SessionExpiry):
 
     def expire(self, ttl: Ttl, wall: float) -> int:
         """As for every session; kept blocks that are gone are held no longer."""
-        count = super().expire(ttl, wall)
+        return self._keep_less(super().expire(ttl, wall))
+
+    def collect(self, is_foreign: Callable[[float], bool]) -> int:
+        """As for every session; kept blocks that are gone are held no longer."""
+        return self._keep_less(super().collect(is_foreign))
+
+    def _keep_less(self, count: int) -> int:
         if count and self._kept:
             self.keep(self.kept.bytes)
         return count

@@ -51,6 +51,7 @@ class CacheSession(SessionPins):
         state, fetched = self._state, self._fetched
         reachable = state.objects is not None and state.objects.accepts()
         with state.lock:
+            state.asked += 1
             index = self._index
             for position, name in enumerate(names):
                 place = index.get(name, 0)
@@ -108,10 +109,11 @@ class CacheSession(SessionPins):
         """The sealed bytes of a block while the context lasts, or None when it is nowhere.
 
         A block that is not in memory is kept there when there is room; one in Storage is waited
-        for a bounded time. The view must not outlive the context: BufferError is raised where
-        something still refers to it.
+        for a bounded time, and handed out of the buffer that it came in. The view must not outlive
+        the context: BufferError is raised where something still refers to it.
         """
         with self._state.lock:
+            self._state.asked += 1
             place = self._index.get(name, 0)
         cell, slot = cell_of(place), slot_of(place)
         if cell < 0 <= slot:
@@ -121,9 +123,7 @@ class CacheSession(SessionPins):
         loose = None
         if cell < 0 <= packed_of(place) and self._fetcher is not None:
             loose = self._fetcher.wait(self, name).get(name)
-        with self._read_memory(name) as sealed:
-            if sealed is None and loose is not None and not self.dropped:
-                sealed = SealedView(loose.toreadonly(), Tier.OBJECT)
+        with self._read_memory(name, loose) as sealed:
             yield sealed
 
     def quarantine(self, name: bytes) -> bool:
@@ -154,17 +154,16 @@ class CacheSession(SessionPins):
         """Blocks and sealed bytes by tier; in Storage those in packs that were found so far."""
         state = self._state
         with state.lock:
-            cells = [cell for place in self._index.values() if (cell := cell_of(place)) >= 0]
-            memory_bytes = sum(map(state.memory.size, cells))
+            in_memory = self.in_memory_locked()
             table = self.packs.table if self.packs is not None else None
             packed = (table.blocks, table.bytes) if table is not None else (0, 0)
         if state.disk is None:
-            return Held(len(cells), memory_bytes, 0, 0, *packed)
+            return Held(*in_memory, 0, 0, *packed)
         if self._disk is None:
             files = state.disk.folder.blocks(self.tenant_ref, self.session_ref)
             size = sum(file.size for file in files)
-            return Held(len(cells), memory_bytes, len(files), size, *packed)
-        return Held(len(cells), memory_bytes, self._disk.blocks, self._disk.bytes, *packed)
+            return Held(*in_memory, len(files), size, *packed)
+        return Held(*in_memory, self._disk.blocks, self._disk.bytes, *packed)
 
     def drop(self) -> DropReport:
         """Removes every block of the session from every tier, and refuses all later stores.
@@ -227,10 +226,15 @@ class CacheSession(SessionPins):
         state = self._state
         with state.lock:
             self._reserved.discard(name)
-            if keep and not self.dropped:
+            before = cell_of(self._place_locked(continues))
+            keep = keep and not self.dropped
+            if keep and state.make_room_locked(self.tenant_ref, continues=before):
                 self._enlist_locked(name, cell, size, continues)
                 return True
-            state.counters.aborted += 1
+            if keep:
+                state.counters.no_room += 1
+            else:
+                state.counters.aborted += 1
         state.scrub([cell])
         return False
 

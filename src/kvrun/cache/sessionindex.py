@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from kvrun.cache.disk import DiskSession
 from kvrun.cache.errors import DiskWriteError
 from kvrun.cache.events import CacheEventKind, Tier
-from kvrun.cache.placement import is_allowed
+from kvrun.cache.placement import OTHER_SIZE, Basis, is_allowed, settled
 from kvrun.cache.state import CacheState, cell_of, packed_of, place_of, slot_of
 from kvrun.cache.writebehind import WaitingBlock
 
@@ -30,35 +30,36 @@ class SessionIndex:
     def persist(self, blocks: Sequence[WaitingBlock]) -> None:
         """Writes waiting blocks of this session to disk if policy and audit allow it."""
         allowed = is_allowed(self._state.gate, self.tenant_ref, self.session_ref, Tier.DISK)
-        written = size = 0
         for block in blocks:
             try:
-                if not allowed:
+                if allowed:
+                    self._persist_one(block)
+                else:
                     self._not_persisted(block.size, CacheEventKind.PERSIST_DENIED, "not allowed")
-                elif self._persist_one(block):
-                    written += 1
-                    size += block.size
             finally:
                 self._unpin_written(block)
-        if written:
-            with self._state.lock:
-                self._state.counters.persisted += written
-            self._event(CacheEventKind.PERSISTED, Tier.DISK, written, size)
 
     def forget_cell_locked(self, name: bytes) -> None:
         """The memory tier evicted the block; the index lock is held."""
         self._update_locked(name, cell=-1)
 
-    def forget_all_cells_locked(self) -> None:
-        """The memory tier was emptied; the index lock is held."""
+    def in_memory_locked(self) -> tuple[int, int]:
+        """Blocks of the session in memory and their sealed bytes; the index lock is held."""
+        cells = [cell for place in self._index.values() if (cell := cell_of(place)) >= 0]
+        return len(cells), sum(map(self._state.memory.size, cells))
+
+    def forget_all_cells_locked(self, blocks: int, size: int) -> None:
+        """The memory tier was emptied, of so much of this session; the index lock is held."""
+        if blocks:
+            self._event(CacheEventKind.EVICTED, Tier.MEMORY, blocks, size, *OTHER_SIZE)
         places = ((n, place_of(-1, slot_of(p), packed_of(p))) for n, p in self._index.items())
         self._index = {name: place for name, place in places if place}
 
-    def _persist_one(self, block: WaitingBlock) -> bool:
+    def _persist_one(self, block: WaitingBlock) -> None:
         state = self._state
         disk, session = state.disk, self._disk
         if disk is None or session is None or not self._is_waiting(block):
-            return False
+            return
         view = state.memory.view(block.cell, block.size).toreadonly()
         with state.lock:
             continues = slot_of(self._place_locked(block.continues))
@@ -71,16 +72,22 @@ class SessionIndex:
                 _log.exception("a sealed block was not written")
             if not self.dropped:
                 self._not_persisted(block.size, CacheEventKind.PERSIST_SKIPPED, "write failed")
-            return False
+            return
         finally:
             view.release()
         with state.lock:
-            if self._is_waiting_locked(block):
+            basis = self._settled(Tier.DISK) if self._is_waiting_locked(block) else None
+            if basis is not None:
                 self._update_locked(block.name, slot=slot)
-                return True
-        # Quarantined or dropped while the file was written.
+                state.counters.persisted += 1
+                self._event(CacheEventKind.PERSISTED, Tier.DISK, 1, block.size, *basis)
+                return
+        # Quarantined or dropped while the file was written, or another policy came.
         disk.remove(session, block.name, slot)
-        return False
+
+    def _settled(self, tier: Tier) -> Basis | None:
+        """On what basis blocks that were just put on a tier may be there; None: they may not."""
+        return settled(self._state.gate, self.tenant_ref, self.session_ref, tier)
 
     def _unpin_written(self, block: WaitingBlock) -> None:
         state = self._state
@@ -102,13 +109,10 @@ class SessionIndex:
         place = self._index.get(block.name, 0)
         return cell_of(place) == block.cell and slot_of(place) < 0
 
-    def _deleted_from_disk(self, blocks: Sequence[tuple[bytes, int, int]]) -> None:
+    def _deleted_from_disk(self, blocks: Sequence[tuple[bytes, int]]) -> None:
         with self._state.lock:
-            for name, slot, _ in blocks:
+            for name, slot in blocks:
                 self._forget_slot_locked(name, slot)
-        self._event(
-            CacheEventKind.EVICTED, Tier.DISK, len(blocks), sum(size for _, _, size in blocks)
-        )
 
     def _lost(self, name: bytes, slot: int, reason: str) -> None:
         state = self._state
@@ -155,7 +159,13 @@ class SessionIndex:
         self._event(kind, tier, 1, size, reason)
 
     def _event(
-        self, kind: CacheEventKind, tier: Tier, blocks: int, size: int, reason: str = ""
+        self,
+        kind: CacheEventKind,
+        tier: Tier,
+        blocks: int,
+        size: int,
+        reason: str = "",
+        revision: str = "",
     ) -> None:
         self._state.events.add(
             kind,
@@ -165,4 +175,5 @@ class SessionIndex:
             blocks=blocks,
             size=size,
             reason=reason,
+            revision=revision,
         )

@@ -3,17 +3,20 @@
 import logging
 from collections.abc import Iterable, Sequence
 
-from kvrun.cache.errors import ObjectTierOffError
+from kvrun.cache.errors import ObjectTierOffError, TierBoundError
 from kvrun.cache.events import CacheEventKind, Tier
 from kvrun.cache.fetching import Fetcher
 from kvrun.cache.packqueue import PackedBlock
-from kvrun.cache.placement import is_allowed
+from kvrun.cache.packtable import number_of
+from kvrun.cache.placement import FOREIGN, Basis, is_allowed
 from kvrun.cache.sessionindex import SessionIndex
 from kvrun.cache.sessionpacks import PackKeys, SessionPacks
 from kvrun.cache.state import CacheState, cell_of, packed_of, place_of, slot_of
 from kvrun.errors import KvrunError
+from kvrun.seal import buffers
 
 _AWAY = "Storage is away"
+_STEP = 4096
 _log = logging.getLogger(__name__)
 
 
@@ -27,6 +30,11 @@ class SessionObjects(SessionIndex):
         self._fetcher = fetcher
         # Blocks that were fetched ahead of their first use: they count as found in Storage.
         self._fetched: set[bytes] = set()
+        # Blocks that were opened out of the buffer they came in, before a cell held them.
+        self._taken: set[bytes] = set()
+        self._followed = False
+        self._requests: set[int] = set()
+        self.idle_since: float | None = None
         self.packs: SessionPacks | None = None
         if state.objects is not None:
             self.packs = SessionPacks(
@@ -48,9 +56,31 @@ class SessionObjects(SessionIndex):
             self.offer_unpacked()
 
     def prefetch(self, names: Sequence[bytes]) -> None:
-        """Begins to bring blocks from Storage into memory."""
-        if self._fetcher is not None and not self.dropped:
-            self._fetcher.prefetch(self, names)
+        """Begins to bring blocks from Storage into memory; the first time what follows them too."""
+        if self._fetcher is None or self.dropped:
+            return
+        self._fetcher.prefetch(self, names)
+        if not self._followed:
+            self._followed = True
+            self._fetcher.follow(self, names)
+
+    def begin(self, request: int) -> None:
+        """A request of the session begins; any number names it."""
+        with self._state.lock:
+            self._requests.add(request)
+            self.idle_since = None
+
+    def end(self, request: int) -> None:
+        """It ended, if it was under way: with the last one what waits is soon packed."""
+        state = self._state
+        with state.lock:
+            if request not in self._requests:
+                return
+            self._requests.remove(request)
+            if not self._requests:
+                self.idle_since = state.now()
+                if state.packer is not None:
+                    state.packer.look_again_locked()
 
     def offer_unpacked(self) -> None:
         """Queues every block that is in no pack: what came while the store was away."""
@@ -77,6 +107,8 @@ class SessionObjects(SessionIndex):
             else:
                 packs.behind = True
                 self._left_out(len(blocks), size, CacheEventKind.PERSIST_DENIED, "not allowed")
+        except TierBoundError:
+            self._left_out(len(blocks), size, CacheEventKind.PERSIST_DENIED, "beyond max_bytes")
         except KvrunError as error:
             packs.behind = True
             if not isinstance(error, ObjectTierOffError):
@@ -86,6 +118,14 @@ class SessionObjects(SessionIndex):
             self._state.unpin(block.cell for block in blocks if block.cell >= 0)
         if not packs.behind and not self.dropped:
             self._merge(packs)
+
+    def pack_settled_locked(self) -> Basis | None:
+        """On what basis a pack that was just written may be where it is; None: it may not."""
+        return None if self.dropped else self._settled(Tier.OBJECT)
+
+    def foreign_pack_left(self, blocks: int, size: int) -> None:
+        """A pack of another model was deleted."""
+        self._event(CacheEventKind.EVICTED, Tier.OBJECT, blocks, size, *FOREIGN)
 
     def packed_locked(self, name: bytes) -> int:
         """Where a block is packed, -1 where it is not."""
@@ -118,11 +158,14 @@ class SessionObjects(SessionIndex):
         if cell is None:
             return False
         view = state.memory.view(cell, size)
-        view[:] = data
+        buffers.copy(view, data)
         view.release()
         with state.lock:
             place = self._index.get(name, 0)
-            if not self.dropped and cell_of(place) < 0 and packed_of(place) == packed:
+            basis = None if self.dropped else self._settled(Tier.MEMORY)
+            if basis is not None and not state.make_room_locked(self.tenant_ref):
+                basis = None
+            if basis is not None and cell_of(place) < 0 and packed_of(place) == packed:
                 # One name for both: the index's own goes.
                 del self._index[name]
                 self._index[name] = place_of(cell, slot_of(place), packed)
@@ -130,16 +173,54 @@ class SessionObjects(SessionIndex):
                 found = self.packs.table.find(packed) if self.packs is not None else None
                 written_at = found[0].created / 1e6 if found is not None else 0.0
                 state.memory.enlist(cell, self, name, size, now=state.now(), stored_at=written_at)
-                self._fetched.add(name)
+                if name not in self._taken:
+                    self._fetched.add(name)
+                self._event(CacheEventKind.RESTORED, Tier.OBJECT, 1, size, *basis)
                 return True
         state.scrub([cell])
         return False
 
-    def note_fetched(self, blocks: int, size: int) -> None:
-        """So many blocks of so many bytes came from Storage."""
+    def note_fetched(self, blocks: int) -> None:
+        """So many blocks came from Storage."""
         with self._state.lock:
             self._state.counters.restored += blocks
-        self._event(CacheEventKind.RESTORED, Tier.OBJECT, blocks, size)
+
+    def forget_taken(self, names: Iterable[bytes]) -> None:
+        """These blocks are not handed out of the buffer that they came in any more."""
+        with self._state.lock:
+            self._taken.difference_update(names)
+
+    def following(self, names: Sequence[bytes], limit_bytes: int) -> list[tuple[bytes, int]]:
+        """(name, place) of the blocks that were packed after these and are nowhere else.
+
+        At most ``limit_bytes`` of them, and half of what is free in memory: what nobody asked for
+        yet displaces nothing.
+        """
+        state, packs = self._state, self.packs
+        if packs is None:
+            return []
+        with state.lock:
+            places = [packed_of(self._index.get(name, 0)) for name in names]
+            last = max(places, key=packs.table.age, default=-1)
+            ranks = packs.table.ranks_after(last)
+            every = list(self._index)
+            room = min(limit_bytes, state.memory.free_cells * state.memory.cell_bytes // 2)
+        found: list[tuple[int, int, bytes]] = []
+        asked = set(names)
+        for start in range(0, len(every) if ranks else 0, _STEP):
+            with state.lock:
+                for name, packed in self.packed_only_locked(every[start : start + _STEP]):
+                    rank = ranks.get(number_of(packed), -1)
+                    if (rank > 0 or (rank == 0 and packed > last)) and name not in asked:
+                        found.append((rank, packed, name))
+        chosen: list[tuple[bytes, int]] = []
+        with state.lock:
+            for _, packed, name in sorted(found):
+                room -= packs.table.size(packed)
+                if room < 0:
+                    break
+                chosen.append((name, packed))
+        return chosen
 
     def forget_cell_locked(self, name: bytes) -> None:
         """The memory tier evicted the block; the index lock is held."""
@@ -194,11 +275,12 @@ class SessionObjects(SessionIndex):
         held = self._held(blocks)
         if not held or self.dropped:
             return
-        stored = packs.write(held)
-        if stored:
+        basis = packs.write(held)
+        if basis is not None:
             with self._state.lock:
                 self._state.counters.persisted += len(held)
-            self._event(CacheEventKind.PERSISTED, Tier.OBJECT, len(held), stored)
+            size = sum(len(data) for _, data in held)
+            self._event(CacheEventKind.PERSISTED, Tier.OBJECT, len(held), size, *basis)
 
     def _merge(self, packs: SessionPacks) -> None:
         try:

@@ -28,6 +28,7 @@ from kvrun.cache.pack import (
     parse_footer,
 )
 from kvrun.cache.packtable import Pack, PackTable, entry_of, packed_at
+from kvrun.cache.placement import Basis
 from kvrun.seal.errors import SealedBlockError
 from kvrun.storage import ObjectMissingError
 
@@ -55,7 +56,7 @@ class PackKeys(Protocol):
 
 
 class PackedIndex(Protocol):
-    """The session's index as its packs see it; ``lock`` guards the first four."""
+    """The session's index as its packs see it; the index lock guards what is named *_locked."""
 
     @property
     def tenant_ref(self) -> str:
@@ -68,6 +69,12 @@ class PackedIndex(Protocol):
     @property
     def dropped(self) -> bool:
         """Whether the session is gone."""
+
+    def pack_settled_locked(self) -> Basis | None:
+        """On what basis a pack that was just written may stay; None where it may not."""
+
+    def foreign_pack_left(self, blocks: int, size: int) -> None:
+        """A pack of another model was deleted."""
 
     def packed_locked(self, name: bytes) -> int:
         """Where a block is packed, -1 where it is not."""
@@ -170,24 +177,27 @@ class SessionPacks:
         with self._lock:
             self._forget_locked(pack)
 
-    def write(self, blocks: Sequence[tuple[bytes, memoryview]]) -> int:
-        """Stores blocks as one new pack and indexes it; its sealed bytes.
+    def write(self, blocks: Sequence[tuple[bytes, memoryview]]) -> Basis | None:
+        """Stores blocks as one new pack and indexes it; what it is there by, None where it may not.
 
-        Raises ObjectTierOffError, or what the keys raise; nothing is indexed then.
+        Raises ObjectTierOffError, TierBoundError, or what the keys raise; nothing is indexed then.
         """
         with self._io:
             self.writing = True
             try:
                 name, index = self._store(blocks)
                 with self._lock:
-                    if not self._index.dropped:
+                    basis = self._index.pack_settled_locked()
+                    if basis is not None:
                         self._adopt_locked(name, index)
-                        return index.blocks_bytes
+                        return basis
             finally:
                 self.writing = False
-        # Dropped meanwhile: whoever dropped it looks again, and this is the first to know.
-        self.tier.drop(*self._refs)
-        return 0
+        # Dropped meanwhile, or another policy came: whoever takes the session's packs away, and
+        # puts that on record, may have looked before this one was there.
+        if self._index.dropped or not self.tier.delete(*self._refs, name):
+            self.tier.drop(*self._refs)  # which is remembered until it is done
+        return None
 
     def merge(self) -> bool:
         """Writes what is alive in mostly dead or many small packs anew, then deletes those.
@@ -200,8 +210,8 @@ class SessionPacks:
         if not victims:
             return False
         blocks = [(name, self.read(pack, *span)) for name, pack, span in wanted]
-        if blocks:
-            self.write(blocks)
+        if blocks and self.write(blocks) is None:
+            return False
         with self._lock:
             # A block that was read again meanwhile still points into the old pack: it is kept.
             done = [pack.name for pack in victims if not pack.live_blocks]
@@ -245,6 +255,7 @@ class SessionPacks:
         )
         sealed = keys.seal_index(name, encode_index(index))
         data = build_pack([view for _, view in blocks], sealed, generation=keys.generation)
+        self.tier.check_room(self._refs[0], len(data))
         self.tier.write(*self._refs, name, data)
         return name, index
 
@@ -273,9 +284,10 @@ class SessionPacks:
         if index.fingerprint == keys.fingerprint:
             return index
         age_s = self._wall() - index.created / _MICROSECONDS
-        if age_s > self.tier.settings.foreign_s:
-            # Another model's, and no deployment runs two for so long.
-            self.tier.delete(*self._refs, pack.name)
+        # Another model's, and no deployment runs two for so long.
+        is_old = age_s > self.tier.settings.foreign_s
+        if is_old and self.tier.delete(*self._refs, pack.name):
+            self._index.foreign_pack_left(pack.blocks, pack.size_bytes)
         self._passed_over[pack.name] = self._now()
         return None
 

@@ -16,7 +16,10 @@ class SessionReads(SessionObjects):
     """How a session hands out a block for as long as somebody reads it."""
 
     @contextmanager
-    def _read_memory(self, name: bytes) -> Iterator[SealedView | None]:
+    def _read_memory(
+        self, name: bytes, loose: memoryview | None = None
+    ) -> Iterator[SealedView | None]:
+        """The block in its cell; else ``loose``, as it came from Storage."""
         state = self._state
         with state.lock:
             cell = cell_of(self._index.get(name, 0))
@@ -25,8 +28,12 @@ class SessionReads(SessionObjects):
                 size = state.memory.size(cell)
                 tier = Tier.OBJECT if name in self._fetched else Tier.MEMORY
                 self._fetched.discard(name)
+            elif loose is not None and self.dropped:
+                loose = None
+            elif loose is not None:
+                self._taken.add(name)
         if cell < 0:
-            yield None
+            yield SealedView(loose.toreadonly(), Tier.OBJECT) if loose is not None else None
             return
         view = state.memory.view(cell, size).toreadonly()
         try:
@@ -53,11 +60,11 @@ class SessionReads(SessionObjects):
             limit = state.memory.cell_bytes or _MAX_UNCARVED_READ
             room = memoryview(bytearray(min(size, limit)))
         else:
-            room = state.memory.view(cell, size)
+            room = state.memory.room(cell)
         listed = False
         view: memoryview | None = None
         try:
-            view = self._fill(disk, session, name, slot, room)
+            view = self._fill(disk, session, name, slot, room, size)
             if view is not None and cell is not None and len(view) == size:
                 listed = self._promote(disk, name, slot, cell, size)
             yield SealedView(view, Tier.DISK) if view is not None else None
@@ -72,17 +79,25 @@ class SessionReads(SessionObjects):
             room.release()
 
     def _fill(
-        self, disk: DiskTier, session: DiskSession, name: bytes, slot: int, room: memoryview
+        self,
+        disk: DiskTier,
+        session: DiskSession,
+        name: bytes,
+        slot: int,
+        room: memoryview,
+        size: int,
     ) -> memoryview | None:
-        """Reads a block's file into ``room``; its bytes, or None when it cannot be read."""
+        """Reads a block's file into ``room``, which may be larger than the block's ``size``.
+
+        Its bytes, or None when it cannot be read.
+        """
         try:
-            done = disk.read_into(session, name, room)
+            done = min(size, disk.read_into(session, name, room))
         except OSError as error:
             self._lost(name, slot, error.strerror or str(error))
             return None
         with self._state.lock:
             self._state.counters.restored += 1
-        self._event(CacheEventKind.RESTORED, Tier.DISK, 1, done)
         return room[:done].toreadonly()
 
     def _promote(self, disk: DiskTier, name: bytes, slot: int, cell: int, size: int) -> bool:
@@ -93,6 +108,9 @@ class SessionReads(SessionObjects):
             place = self._index.get(name, 0)
             if self.dropped or cell_of(place) >= 0 or slot_of(place) != slot:
                 return False
+            basis = self._settled(Tier.MEMORY)
+            if basis is None or not state.make_room_locked(self.tenant_ref):
+                return False  # the disk may hold it, memory may not
             state.memory.enlist(
                 cell,
                 self,
@@ -103,4 +121,5 @@ class SessionReads(SessionObjects):
                 pins=1,
             )
             self._index[name] = place_of(cell, slot, packed_of(place))
+            self._event(CacheEventKind.RESTORED, Tier.DISK, 1, size, *basis)
             return True

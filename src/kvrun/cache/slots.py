@@ -1,7 +1,7 @@
 """Indexed blocks of the disk tier in order of use, as arrays: about 40 bytes a block."""
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from kvrun.cache.order import NONE, Sharing, UseOrder
@@ -70,12 +70,29 @@ class Slots(Generic[OwnerT]):
 
     def remove(self, slot: int) -> None:
         """Forgets a block; its slot is used again later."""
-        owner = self.owner[slot]
+        owner, name = self.owner[slot], self.name[slot]
         assert owner is not None
-        size = self.size[slot]
-        self.order.remove(slot, owner.tenant_ref, size, size)
-        self.owner[slot] = self.name[slot] = None
-        self._free.append(slot)
+        assert name is not None
+        self.remove_all(owner, ((name, slot),))
+
+    def remove_all(
+        self, owner: OwnerT, blocks: Iterable[tuple[bytes, int]]
+    ) -> tuple[list[bytes], int]:
+        """Forgets those of the blocks, (name, slot), that are the owner's: names, and bytes."""
+        owners, names, sizes = self.owner, self.name, self.size
+        removed: list[bytes] = []
+        slots: list[int] = []
+        size = 0
+        for name, slot in blocks:
+            if owners[slot] is owner and names[slot] == name:
+                owners[slot] = names[slot] = None
+                removed.append(name)
+                slots.append(slot)
+                size += sizes[slot]
+        if slots:
+            self.order.remove_all(slots, owner.tenant_ref, size, size)
+            self._free.extend(slots)
+        return removed, size
 
     def touch(self, owner: OwnerT, slots: Sequence[int], wall: float) -> None:
         """Makes an owner's blocks the most recently used ones; slots of others are left alone."""

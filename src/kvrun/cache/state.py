@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
+from kvrun.audit.decisions import AT_BOUND
 from kvrun.cache.disk import DiskTier
 from kvrun.cache.events import CacheEvent, CacheEventKind, EventCounter, Tier
 from kvrun.cache.memory import MemoryTier
 from kvrun.cache.object_tier import ObjectTier
 from kvrun.cache.order import NONE
 from kvrun.cache.packqueue import PackQueue
-from kvrun.cache.placement import Gate
+from kvrun.cache.placement import CAPACITY, Basis, Gate, basis_of
 from kvrun.cache.writebehind import WriteBehind
 
 _log = logging.getLogger(__name__)
@@ -22,6 +23,8 @@ _log = logging.getLogger(__name__)
 # one below 2**90 takes 48, so the second tier costs the index nothing and the third 16 bytes.
 _BITS = 30
 _MASK = (1 << _BITS) - 1
+CELL_BITS, SLOT_BITS = _MASK, _MASK << _BITS
+"""The bits of a place that are set where a block is in memory, and on disk."""
 
 
 def place_of(cell: int, slot: int, packed: int = -1) -> int:
@@ -104,12 +107,15 @@ class CacheState:
         self.now = now
         self.wall = wall
         self.counters = CacheCounters()
+        self.asked = 0
         self.events = EventCounter()
         self.on_objects_back: Callable[[], None] = lambda: None
         self._on_event = on_event
         self.writer: WriteBehind | None = None
         if disk is not None:
             disk.on_change = self._disk_changed
+            disk.on_evicted = self._evicted_from_disk
+            disk.bound = lambda tenant_ref: self._bound(tenant_ref, Tier.DISK)
             self.writer = WriteBehind(
                 threading.Condition(self.lock),
                 limit_bytes=min(queue_bytes, memory.slab_bytes // 2),
@@ -125,6 +131,7 @@ class CacheState:
                 threading.Condition(self.lock),
                 pack_bytes=settings.pack_bytes,
                 age_s=settings.pack_age_s,
+                idle_s=settings.pack_idle_s,
                 limit_bytes=min(settings.queue_bytes, memory.slab_bytes // 4),
                 now=now,
                 idle=self.look_after_objects,
@@ -142,13 +149,45 @@ class CacheState:
         if cell is None:
             victim = memory.victim(tenant_ref, self.now())
             if victim not in (NONE, continues):
-                self._evict_locked(victim)
+                self._evict_locked(victim, self._bound(tenant_ref) if beyond else CAPACITY)
                 return victim
             if self.writer is not None:
                 self.writer.hurry_locked()
             if self.packer is not None:
                 self.packer.hurry_locked()
         return cell
+
+    def make_room_locked(self, tenant_ref: str, *, continues: int = NONE) -> bool:
+        """Whether one more block may be listed for a tenant within what it may hold.
+
+        Its own oldest blocks leave for it. Asked where a block is listed: others of the tenant may
+        have been, since the cell was allocated.
+        """
+        memory = self.memory
+        while memory.is_beyond_quota(tenant_ref):
+            victim = memory.order.oldest_of(tenant_ref)
+            if victim in (NONE, continues):
+                return False
+            self._evict_locked(victim, self._bound(tenant_ref))
+            memory.scrub([victim])
+            memory.release([victim])
+        return True
+
+    def trim(self, tenant_ref: str, basis: Basis, at_most: int) -> tuple[int, int]:
+        """Evicts so many blocks of what a tenant holds in memory beyond what it may: how many, and
+        their sealed bytes. What is held goes when the next block comes."""
+        memory, size = self.memory, 0
+        victims: list[int] = []
+        with self.lock:
+            while len(victims) < at_most and memory.order.is_beyond_quota(tenant_ref, 0):
+                victim = memory.order.oldest_of(tenant_ref)
+                if victim == NONE:
+                    break
+                size += memory.size(victim)
+                victims.append(victim)
+                self._evict_locked(victim, basis)
+        self.scrub(victims)
+        return len(victims), size
 
     def unpin(self, cells: Iterable[int]) -> None:
         """Takes one pin off each cell; scrubs and frees those that were only waiting for that."""
@@ -158,10 +197,11 @@ class CacheState:
 
     def scrub(self, cells: Iterable[int]) -> None:
         """Zeroes detached cells outside the lock, then frees them."""
-        for cell in cells:
-            self.memory.scrub(cell)
+        cells = list(cells)
+        if cells:
+            self.memory.scrub(cells)
             with self.lock:
-                self.memory.release(cell)
+                self.memory.release(cells)
 
     def deliver(self) -> None:
         """Hands gathered events to the daemon; no lock is held meanwhile."""
@@ -185,7 +225,13 @@ class CacheState:
         if available:
             self.on_objects_back()
 
-    def _evict_locked(self, victim: int) -> None:
+    def _bound(self, tenant_ref: str, tier: Tier = Tier.MEMORY) -> Basis:
+        """What the bound rests on that makes a tenant's own blocks leave a tier."""
+        order = self.memory.order if tier is Tier.MEMORY or self.disk is None else self.disk.order
+        capped = order.sharing.is_capped(tenant_ref)
+        return basis_of(self.gate, tenant_ref, tier, AT_BOUND) if capped else CAPACITY
+
+    def _evict_locked(self, victim: int, basis: Basis) -> None:
         owner = self.memory.owner(victim)
         name, size = self.memory.name(victim), self.memory.size(victim)
         self.memory.delist(victim)
@@ -198,7 +244,17 @@ class CacheState:
             owner.session_ref,
             blocks=1,
             size=size,
+            reason=basis.reason,
+            revision=basis.revision,
         )
+
+    def _evicted_from_disk(
+        self, key: tuple[str, str], blocks: int, size: int, basis: Basis
+    ) -> None:
+        self.events.add(
+            CacheEventKind.EVICTED, Tier.DISK, *key,
+            blocks=blocks, size=size, reason=basis.reason, revision=basis.revision,
+        )  # fmt: skip
 
     def _disk_changed(self, available: bool, reason: str) -> None:
         kind = CacheEventKind.DISK_AVAILABLE if available else CacheEventKind.DISK_UNAVAILABLE

@@ -6,22 +6,24 @@ A store without a disk and an object tier (a stateless deployment) writes nothin
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
 from kvrun.cache.disk import DiskTier
 from kvrun.cache.errors import SessionDroppedError
-from kvrun.cache.events import CacheEvent, CacheEventKind, Tier
+from kvrun.cache.events import CacheEvent, Tier
 from kvrun.cache.fetching import Fetcher
 from kvrun.cache.folder import checked_ref
+from kvrun.cache.foreign import ForeignBlocks
 from kvrun.cache.handles import DropReport, Held, Reservation
-from kvrun.cache.leaving import leave
+from kvrun.cache.leaving import beyond_in_storage, leave, leave_unopened, trim
 from kvrun.cache.levels import CacheLevels, CacheStats, levels_of, stats_of, top_tenants_of
 from kvrun.cache.memory import MemoryTier, TenantUsage
 from kvrun.cache.object_tier import ObjectTier
 from kvrun.cache.pins import KeptPrefix
-from kvrun.cache.placement import OPEN_GATE, Gate
+from kvrun.cache.placement import OPEN_GATE, Basis, Gate
 from kvrun.cache.retention import expire_blocks, keep_prefix
+from kvrun.cache.served import ServedModels
 from kvrun.cache.session import CacheSession
 from kvrun.cache.sessionpacks import PackKeys
 from kvrun.cache.state import BlockOwner, CacheCounters, CacheState
@@ -45,7 +47,8 @@ class CacheStore:
 
     ``on_event`` gets aggregated events, never with a lock held, from any thread. Before blocks are
     written to disk ``gate`` is asked. Blocks older than ``ttl_s``, or what the gate says if that is
-    shorter, go with :meth:`expire`.
+    shorter, go with :meth:`expire`; ``served`` remembers for it which models were served when,
+    and ``alone`` says that no other daemon has packs in the same place.
     ``write_delay_s`` is how long a committed block stays in memory alone; at most ``queue_bytes``
     (and half of the slab) wait for the disk. With ``background`` off nothing is written until
     :meth:`work` or :meth:`flush`.
@@ -62,6 +65,8 @@ class CacheStore:
         now: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
         ttl_s: float | None = None,
+        served: ServedModels | None = None,
+        alone: bool = True,
         write_delay_s: float = 0.5,
         queue_bytes: int = 2**30,
         background: bool = True,
@@ -77,6 +82,9 @@ class CacheStore:
             ttl_s=ttl_s,
             write_delay_s=write_delay_s,
             queue_bytes=queue_bytes,
+        )
+        self._foreign = ForeignBlocks(
+            self._state, served or ServedModels(), background=background, alone=alone
         )
         self._table_lock = threading.Lock()
         self._sessions: dict[tuple[str, str], CacheSession] = {}
@@ -105,10 +113,12 @@ class CacheStore:
             for session in sessions:
                 session.release()
         with state.lock:
+            changes = cell_bytes != state.memory.cell_bytes
+            held = [session.in_memory_locked() for session in sessions if changes]
             kept = state.memory.carve(cell_bytes)
             if not kept:
-                for session in sessions:
-                    session.forget_all_cells_locked()
+                for session, (blocks, size) in zip(sessions, held, strict=True):
+                    session.forget_all_cells_locked(blocks, size)
         return kept
 
     @property
@@ -197,36 +207,53 @@ class CacheStore:
             return DropReport()
         return current.drop()
 
-    def leave(self, tenant_ref: str, session_ref: str, tier: Tier, reason: str) -> tuple[int, int]:
-        """Takes a session's blocks out of one tier; how many left and their sealed bytes.
+    def leave(
+        self,
+        tenant_ref: str,
+        session_ref: str,
+        why: Mapping[Tier, Basis],
+        pause: Callable[[], None] = lambda: None,
+    ) -> dict[Tier, tuple[int, int]]:
+        """Takes a session's blocks out of the tiers that ``why`` names; blocks that left and their
+        sealed bytes, by tier.
 
         The session itself lives on: what it may have elsewhere stays, and it may store again.
+        ``pause`` is called every few blocks, with no lock held.
         """
+        key = (tenant_ref, session_ref)
         with self._table_lock:
-            session = self._sessions.get((tenant_ref, session_ref))
+            session = self._sessions.get(key)
         if session is not None:
-            left = leave(session, tier, reason)
-            self._state.deliver()
-            return left
-        state = self._state
-        if tier is Tier.OBJECT and state.objects is not None:
-            dropped = state.objects.drop(tenant_ref, session_ref)
-        elif tier is Tier.DISK and state.disk is not None:
-            dropped = state.disk.drop_unopened(tenant_ref, session_ref)
+            left = leave(session, why, pause)
         else:
-            return 0, 0
-        if dropped.blocks:
-            self._state.events.add(
-                CacheEventKind.EVICTED,
-                tier,
-                tenant_ref,
-                session_ref,
-                blocks=dropped.blocks,
-                size=dropped.bytes,
-                reason=reason,
-            )
-            self._state.deliver()
-        return dropped.blocks, dropped.bytes
+            left = leave_unopened(self._state, key, why, pause)
+        self._state.deliver()
+        return left
+
+    def trim(
+        self,
+        tenant_ref: str,
+        tier: Tier,
+        basis: Basis,
+        pause: Callable[[], None] = lambda: None,
+    ) -> tuple[int, int]:
+        """Takes what a tenant holds in a tier beyond what it may; blocks and sealed bytes.
+
+        Its oldest blocks leave memory and disk, whole sessions leave Storage. ``pause`` is called
+        every few blocks, with no lock held.
+        """
+        left = trim(self._state, tenant_ref, tier, basis, pause)
+        self._state.deliver()
+        objects = self._state.objects
+        if tier is not Tier.OBJECT or objects is None:
+            return left
+        blocks = size = 0
+        for key in objects.session_refs(tenant_ref):
+            if not beyond_in_storage(objects, tenant_ref):
+                break
+            left = self.leave(*key, {tier: basis}, pause)[tier]
+            blocks, size = blocks + left[0], size + left[1]
+        return blocks, size
 
     def work(self) -> int:
         """Writes one batch of due blocks and delivers events; returns how many blocks it took."""
@@ -246,14 +273,20 @@ class CacheStore:
             sessions = list(self._sessions.values())
         return keep_prefix(self._state.memory, session, sessions)
 
+    def serve(self, fingerprint: bytes) -> None:
+        """An engine with this fingerprint is connected: blocks of others are of no use."""
+        self._foreign.serve(fingerprint)
+
     def expire(self) -> int:
         """Removes what was kept long enough, also of sessions nobody opened; how many copies.
 
-        The daemon calls it every minute or so.
+        What other models left goes a day after they served last. The daemon calls it every minute
+        or so.
         """
         with self._table_lock:
-            sessions = list(self._sessions.values())
-        count = expire_blocks(self._state, sessions)
+            sessions = dict(self._sessions)
+        count = expire_blocks(self._state, sessions.values())
+        self._foreign.collect(sessions)
         self._state.deliver()
         return count
 
@@ -276,6 +309,7 @@ class CacheStore:
             self._state.writer.stop()
         if self._state.packer is not None:
             self._state.packer.stop()
+        self._foreign.close()
         if self._fetcher is not None:
             self._fetcher.close()
         if self._state.disk is not None:
@@ -295,6 +329,11 @@ class CacheStore:
         with self._table_lock:
             sessions = len(self._sessions)
         return stats_of(self._state, sessions)
+
+    @property
+    def asked(self) -> int:
+        """How often blocks were looked up or read since the start: whether requests go on."""
+        return self._state.asked
 
     def levels(self) -> CacheLevels:
         """How full the tiers are; cheap enough to ask every few seconds under load."""

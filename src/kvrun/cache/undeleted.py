@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from kvrun.audit.segment import replace_file
+from kvrun.durable import replace_private_file
 
 _log = logging.getLogger(__name__)
 _Refs = tuple[str, str]
@@ -42,7 +42,7 @@ class UndeletedSessions:
                 return
             try:
                 self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                replace_file(self._file, msgspec.json.encode(sorted(self._refs)))
+                replace_private_file(self._file, msgspec.json.encode(sorted(self._refs)))
             except OSError:
                 _log.exception("%s cannot be written", self._file)
 

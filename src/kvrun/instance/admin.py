@@ -55,11 +55,13 @@ class AdminService:
         *,
         audit: Callable[[], LogHealth],
         protections: Mapping[str, str],
+        key_copy_refused: Callable[[], str] = lambda: "",
     ) -> None:
         self._instance = instance
         self._erasures = erasures
         self._audit = audit
         self.protections = dict(protections)
+        self._key_copy_refused = key_copy_refused
         self._operations: dict[str, Callable[[Mapping[str, str]], object]] = {
             "status": self._status,
             "erase_session": self._erase_session,
@@ -103,8 +105,13 @@ class AdminService:
             audit_records=audit.records,
             audit=audit,
             cache=instance.cache.stats(),
-            protections=self.protections | {"lease": instance.keys.lease_text},
+            protections=self.protections | self._protections_now(),
         )
+
+    def _protections_now(self) -> dict[str, str]:
+        keys = self._instance.keys
+        told = {"key_copy": self._key_copy_refused(), "key_folder": keys.recovery_text}
+        return {"lease": keys.lease_text} | {name: text for name, text in told.items() if text}
 
     def _erase_session(self, arguments: Mapping[str, str]) -> list[ErasedSession]:
         return self._erase_at_once(
@@ -121,7 +128,8 @@ class AdminService:
         return self._erasures.erase(request).erased
 
     def _erase_plan(self, arguments: Mapping[str, str]) -> Plan:
-        return self._erasures.plan(_scope(arguments), arguments.get("confirm", ""))
+        asked = erasure_request(arguments)
+        return self._erasures.plan(asked.scope, asked.confirm, lifetime_s=asked.token_lifetime_s)
 
     def _erase(self, arguments: Mapping[str, str]) -> ErasureResult:
         return self._erasures.erase(erasure_request(arguments))

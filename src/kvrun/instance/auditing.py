@@ -11,6 +11,7 @@ import msgspec
 from kvrun.audit.settings import LogHealth
 from kvrun.errors import KvrunError
 from kvrun.instance.journal import Journal
+from kvrun.keys.listing import TenantsAsked
 from kvrun.keys.source import SessionKeySource
 
 _REMIND_EVERY_S = 3600.0
@@ -87,7 +88,7 @@ class Directory:
         if not reference or len(reference) > _MAX_REASON or not reference.isalnum():
             raise LookUpError("a reference is the `tenant_ref` of a record")
         tenant = self._tenant(reference)
-        self._journal.looked_up(reference, reason, found=tenant is not None)
+        self._journal.looked_up([reference], reason, found=tenant is not None)
         if tenant is None:
             raise ReferenceGoneError(
                 f"no living session key made the reference {reference}",
@@ -97,10 +98,9 @@ class Directory:
         return Identified(reference, tenant)
 
     def _tenant(self, reference: str) -> str | None:
-        for info in self._keys.sessions():
-            if info.tenant_ref == reference:
-                return info.tenant
-        return None
+        asked = TenantsAsked(refs=(reference,), named=True)
+        rows = self._keys.listing.tenants(asked).rows
+        return rows[0].tenant or None if rows else None
 
 
 def check_reason(text: str) -> str:

@@ -44,11 +44,15 @@ _log = logging.getLogger(__name__)
 
 
 class SessionRefusedError(KvrunError):
-    """The daemon refused to open a session; ``status`` says how (429: too many sessions)."""
+    """The daemon refused to open a session; ``status`` says how (429: too many sessions).
 
-    def __init__(self, reason: str, status: int) -> None:
+    ``elsewhere``: regions where the tenant may be processed who may not here (403).
+    """
+
+    def __init__(self, reason: str, status: int, elsewhere: tuple[str, ...] = ()) -> None:
         super().__init__(reason)
         self.status = status
+        self.elsewhere = elsewhere
 
 
 class ErasureRefusedError(KvrunError):
@@ -210,7 +214,7 @@ class AsyncInstanceClient:
         finally:
             self._waiting.pop(call, None)
         if opened.status != 200:
-            raise SessionRefusedError(opened.reason, opened.status)
+            raise SessionRefusedError(opened.reason, opened.status, opened.elsewhere)
         return SessionGrant(opened.salt, opened.generation)
 
     @property

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
@@ -21,6 +22,7 @@ from kvrun.errors import KvrunError
 from kvrun.instance.admin import AdminService
 from kvrun.instance.audit_access import AuditAccess
 from kvrun.instance.auditing import AuditWatch, Directory
+from kvrun.instance.canary_release import CanaryRelease
 from kvrun.instance.claim_keys import ClaimKeys
 from kvrun.instance.erasures import Erasures
 from kvrun.instance.instance import Instance
@@ -29,17 +31,18 @@ from kvrun.instance.known_engines import KnownEngines
 from kvrun.instance.launch_secrets import LaunchSecrets
 from kvrun.instance.lease_end import LeaseEnd
 from kvrun.instance.metrics import InstanceMetrics, MetricsSource
-from kvrun.instance.page_release import PageRelease
+from kvrun.instance.observing import Observer, bucket_region, instance_region
 from kvrun.instance.parts import folder_lock, open_erasures, open_parts
 from kvrun.instance.pinning import PinAccess
-from kvrun.instance.residency import residency_operations
+from kvrun.instance.residency import Residency, residency_operations
 from kvrun.instance.scrubbing import SchedulerScrubber
 from kvrun.instance.sealing import SealingThreads
 from kvrun.instance.server import InstanceServer, ServerSettings
-from kvrun.instance.sweeping import Sweep
+from kvrun.instance.settings_record import note_settings
+from kvrun.instance.sweeping import SWEEP_REST, Pacer, Sweep
+from kvrun.instance.taken_pages import TakenKeyPages
 from kvrun.instance.transfers import Transfers
 from kvrun.instance.usage import UsageAccess
-from kvrun.keys.opening import key_limits
 from kvrun.process import HardenReport, harden_process
 from kvrun.telemetry.endpoint import Probes, serving
 from kvrun.telemetry.tracing import open_tracing
@@ -47,7 +50,6 @@ from kvrun.telemetry.tracing import open_tracing
 _HOUSEKEEPING_S = 1.0
 _EXPIRY_EVERY_S = 30.0
 _TURN_S = 2.0
-_SWEEP_PAUSE_S = 0.0005  # between two sessions: requests go first
 _log = logging.getLogger(__name__)
 
 
@@ -73,6 +75,8 @@ class _Opened:
     erasures: Erasures
     metrics: InstanceMetrics
     sweep: Sweep
+    scrubber: SchedulerScrubber
+    observer: Observer
 
 
 async def _serve(opened: _Opened, config: KvrunConfig) -> None:
@@ -83,7 +87,11 @@ async def _serve(opened: _Opened, config: KvrunConfig) -> None:
     metrics, settings = opened.metrics, config.instance
     probes = Probes(lambda: _takes_turns(loop), metrics.readiness, metrics.render)
     with serving(probes, port=settings.metrics_port, socket_file=settings.metrics_socket):
-        housekeeping = asyncio.gather(_keep_house(opened), _keep_swept(opened.sweep))
+        housekeeping = asyncio.gather(
+            _keep_house(opened),
+            _every_second(opened.sweep.run, opened.observer.run),
+            _keep_following(opened),
+        )
         try:
             await opened.server.serve(config.instance_socket, stop)
         finally:
@@ -120,10 +128,30 @@ async def _keep_house(opened: _Opened) -> None:
             await _in_thread(opened.erasures.retry)
 
 
-async def _keep_swept(sweep: Sweep) -> None:
+async def _every_second(*steps: Callable[[], object]) -> None:
+    """What may take long, beside the housekeeping."""
     while True:
         await asyncio.sleep(_HOUSEKEEPING_S)
-        await _in_thread(sweep.run)
+        for step in steps:
+            await _in_thread(step)
+
+
+def _observer(config: KvrunConfig, residency: Residency) -> Observer:
+    cloud, storage = config.residency.instance_metadata, config.storage
+    asked = config.residency.bucket_location and config.object_tier
+    return Observer(
+        residency,
+        instance=None if cloud == "off" else partial(instance_region, cloud),
+        storage=partial(bucket_region, storage.url or "", storage.options) if asked else None,
+    )
+
+
+async def _keep_following(opened: _Opened) -> None:
+    """What engines and other daemons confirm late."""
+    while True:
+        await asyncio.sleep(_HOUSEKEEPING_S)
+        await _in_thread(opened.scrubber.look)
+        await _in_thread(opened.erasures.follow_up)
 
 
 async def _in_thread(step: Callable[[], object]) -> None:
@@ -150,18 +178,29 @@ def _open_instance(
                 f"a model without a valid evaluation may be served: {reason}",
             )
             parts.journal.commit()  # or nothing starts
+        note_settings(config, parts.journal, config.layout.settings_record, time.time)
         instance, memory, facts = parts.instance, parts.memory, parts.root
         threads = SealingThreads(config.instance.sealing_threads, config.instance.sealing_cpus)
         stack.callback(threads.close)
         instance.tracing = open_tracing("kvrun-instance", os.environ)
         stack.callback(instance.tracing.close)
-        transfers = Transfers(instance.handles, parts.journal, threads, instance.tracing)
+        transfers = Transfers(
+            instance.handles,
+            parts.journal,
+            threads,
+            instance.residency.refusals,
+            instance.tracing,
+        )
         scrubber = SchedulerScrubber(
             deadline_s=config.erasure.engine_deadline_s,
             known=KnownEngines(config.layout.known_engines),
         )
         instance.on_expired = scrubber.expired
-        instance.keys.on_lease_end = LeaseEnd(instance, transfers, scrubber)
+        lease_end = LeaseEnd(instance, transfers, scrubber)
+        instance.keys.on_lease_end = lease_end
+        instance.on_taken = TakenKeyPages(
+            transfers, scrubber, lease_end, stateless=instance.stateless
+        )
         erasures = stack.enter_context(open_erasures(config, parts, transfers, scrubber))
         admin = AdminService(
             instance,
@@ -174,6 +213,7 @@ def _open_instance(
                 "staging": "no engine is connected",
                 "memory_tier": "locked" if memory.locked else f"not locked: {memory.lock_error}",
             },
+            key_copy_refused=parts.key_copy_refused,
         )
         admin.add(KeyAccess(instance.keys, parts.journal).operations())
         claim_keys = ClaimKeys(
@@ -189,12 +229,12 @@ def _open_instance(
         admin.add(claim_keys.operations())
         admin.add(AuditAccess(parts.log).operations())
         admin.add({"whois": Directory(instance.keys, parts.journal).whois})
-        sweep = Sweep(instance, lambda: time.sleep(_SWEEP_PAUSE_S))
+        sweep = Sweep(instance, Pacer(SWEEP_REST, asked=lambda: instance.cache.asked))
         instance.residency.on_new_table = sweep.begin
         admin.add(residency_operations(instance.residency))
         admin.add({"residency_sweep": lambda _: sweep.report()})
-        admin.add(UsageAccess(instance, key_limits(config)).operations())
-        admin.add({"release_pages": PageRelease(instance.keys, scrubber).release})
+        admin.add(UsageAccess(instance).operations())
+        admin.add(CanaryRelease(instance.keys, scrubber, instance.cache).operations())
         admin.add(PinAccess(instance).operations())
         server = InstanceServer(
             instance,
@@ -214,8 +254,13 @@ def _open_instance(
             ),
         )
         source = MetricsSource(
-            instance, erasures, parts.log.health, config.instance.metrics_tenants
+            instance,
+            erasures,
+            parts.log.health,
+            config.instance.metrics_tenants,
+            parts.key_copy_refused,
         )
         metrics = InstanceMetrics(source)
         watch = AuditWatch(parts.log.health)
-        yield _Opened(server, instance, watch, erasures, metrics, sweep)
+        observer = _observer(config, instance.residency)
+        yield _Opened(server, instance, watch, erasures, metrics, sweep, scrubber, observer)

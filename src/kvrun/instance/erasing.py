@@ -6,12 +6,13 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import msgspec
 
 from kvrun.audit.errors import AuditError
-from kvrun.audit.record import Event, parse_time
+from kvrun.audit.record import Event, format_time, parse_time
 from kvrun.cache.store import CacheStore
 from kvrun.erasure.archive import CertificateArchive
 from kvrun.erasure.certificate import (
@@ -20,7 +21,6 @@ from kvrun.erasure.certificate import (
     RequestKind,
     RootEntry,
     TierEntry,
-    VerificationEntry,
 )
 from kvrun.erasure.document import make_certificate, sign_statement
 from kvrun.erasure.errors import ErasureError
@@ -29,6 +29,8 @@ from kvrun.erasure.ledger import ErasureLedger
 from kvrun.erasure.plan import ErasureScope
 from kvrun.erasure.statement import StatementFacts, statement_of
 from kvrun.erasure.targets import EngineScrubber
+from kvrun.instance.erasing_checks import checks_after
+from kvrun.instance.erasing_daemons import page_owners, settled, with_told
 from kvrun.instance.instance import Instance
 from kvrun.instance.protocol import page_owner
 from kvrun.instance.transfers import Transfers
@@ -46,7 +48,8 @@ class ErasureFailedError(ErasureError):
 
 @dataclass(frozen=True, slots=True)
 class ErasureParts:
-    """What the steps act on. ``transfers`` is None where no server runs."""
+    """What the steps act on. ``transfers`` is None where no server runs; ``deadline_s`` is how long
+    the engines of other daemons are waited for."""
 
     instance: Instance
     transfers: Transfers | None
@@ -57,6 +60,7 @@ class ErasureParts:
     facts: StatementFacts
     now: Callable[[], float]
     drain_timeout_s: float
+    deadline_s: float = 0.0
 
 
 class InstanceSteps:
@@ -130,7 +134,7 @@ class InstanceSteps:
         parts = self._parts
         job = self._enter(job)
         ids = [key.key_id for key in job.keys]
-        destruction = self._keys.destroy(ids)
+        destruction = self._keys.destroy(ids, erasure=job.id, owners=page_owners(job))
         destroyed = destruction.keys
         # What ran on by a key whose scope nobody can name any more.
         self._revoked += parts.instance.revoke_destroyed()
@@ -139,25 +143,31 @@ class InstanceSteps:
         if job.kind is not RequestKind.DEPLOYMENT:
             self._admit()
         root = self._root(job, destroyed) if job.keys else None
-        notes = [*job.notes, *map(_unconfirmed, destruction.unconfirmed)]
-        if destruction.shared:
-            notes.append(_OTHER_ENGINES)
-        return _replace(job, root=root, destroyed_at=parts.now(), notes=notes)
-
-    def scrub(self, job: Job) -> Job:
-        """See :class:`kvrun.erasure.run.ErasureSteps`."""
-        owners, everything = scrubbed_pages(self._parts, job)
-        if not (job.sessions or owners or everything):
-            return job
-        outcome = self._parts.scrubber.scrub(
-            scrub_call(job), owners, everything=everything, engines=job.engines
-        )
+        job = with_told(job, destruction.told, format_time(parts.now()))
+        shared = destruction.shared and bool(job.keys)
+        notes = [*job.notes, _STRANGERS] if shared else job.notes
         return _replace(
             job,
-            gpu=GpuEntry(evicted=outcome.evicted, scrubbed=outcome.scrubbed, held=outcome.held),
-            unacknowledged=list(outcome.unacknowledged),
-            notes=[*job.notes, *outcome.notes],
+            root=root,
+            destroyed_at=parts.now(),
+            shared=shared,
+            notes=list(dict.fromkeys(notes)),
         )
+
+    def scrub(self, job: Job) -> Job:
+        """See :class:`kvrun.erasure.run.ErasureSteps`.
+
+        Engines and other daemons are waited for at the same time.
+        """
+        if not job.shared:
+            return self._scrub_engines(job)
+        parts = self._parts
+        with ThreadPoolExecutor(1, thread_name_prefix="kvrun-erase-daemons") as beside:
+            others = beside.submit(settled, self._keys, job, parts.deadline_s, parts.now)
+            job = self._scrub_engines(job)
+            daemons = others.result()
+        # Until now one of them could use the keys.
+        return _replace(job, daemons=daemons, destroyed_at=parts.now())
 
     def unlink(self, job: Job) -> Job:
         """See :class:`kvrun.erasure.run.ErasureSteps`."""
@@ -205,7 +215,7 @@ class InstanceSteps:
         """See :class:`kvrun.erasure.run.ErasureSteps`."""
         if not job.keys:
             return _replace(job, checks=[])
-        checks = [*self._key_checks(job), self._epoch_check(job), self._ciphertext_check(job)]
+        checks = checks_after(self._keys, self._parts.instance.cache, job, self._canaries)
         bad = [check for check in checks if check.outcome is Outcome.FAIL]
         if bad:
             raise ErasureFailedError(
@@ -234,6 +244,20 @@ class InstanceSteps:
         inclusion = parts.ledger.certified(job.id, job.workspace, job.deployment, signed.digest)
         parts.archive.put(certificate_id, make_certificate(signed, inclusion))
         return _replace(job, digest=signed.digest)
+
+    def _scrub_engines(self, job: Job) -> Job:
+        owners, everything = scrubbed_pages(self._parts, job)
+        if not (job.sessions or owners or everything):
+            return job
+        outcome = self._parts.scrubber.scrub(
+            scrub_call(job), owners, everything=everything, engines=job.engines
+        )
+        return _replace(
+            job,
+            gpu=GpuEntry(evicted=outcome.evicted, scrubbed=outcome.scrubbed, held=outcome.held),
+            unacknowledged=list(outcome.unacknowledged),
+            notes=[*job.notes, *outcome.notes],
+        )
 
     def _let_run_out(self, job: Job) -> None:
         parts = self._parts
@@ -297,55 +321,6 @@ class InstanceSteps:
             evidence="destroyed before a restart, which finished what was left to do",
         )
 
-    def _key_checks(self, job: Job) -> list[VerificationEntry]:
-        living = self._keys.living([key.key_id for key in job.keys])
-        opened = self._keys.opens(self._canaries)
-        canary = Outcome.FAIL if opened else Outcome.PASS
-        detail = f"{len(opened)} of {len(self._canaries)} copies of wrapped keys open"
-        if not self._canaries:
-            canary, detail = Outcome.SKIPPED, "no copy from before: a restart, or no readable key"
-        assert job.root is not None
-        return [
-            VerificationEntry(name="canary", outcome=canary, detail=detail),
-            VerificationEntry(
-                name="key_lookup",
-                outcome=Outcome.FAIL if living else Outcome.PASS,
-                detail=f"{len(living)} of {len(job.keys)} keys exist",
-            ),
-            VerificationEntry(
-                name="slot_read_back",
-                outcome=Outcome.PASS if job.root.read_back else Outcome.SKIPPED,
-                detail=f"zeros, read {job.root.read_back}"
-                if job.root.read_back
-                else "a restart finished the destruction",
-            ),
-        ]
-
-    def _epoch_check(self, job: Job) -> VerificationEntry:
-        assert job.root is not None
-        if self._keys.root().root_id.hex() != job.root_id:
-            detail = "the root of that time is no more"
-            return VerificationEntry(name="epoch_key", outcome=Outcome.PASS, detail=detail)
-        lives = self._keys.epoch_lives(job.root.epoch_destroyed)
-        return VerificationEntry(
-            name="epoch_key",
-            outcome=Outcome.FAIL if lives else Outcome.PASS,
-            detail=f"epoch {job.root.epoch_destroyed} is {'still' if lives else 'not'} at the root",
-        )
-
-    def _ciphertext_check(self, job: Job) -> VerificationEntry:
-        cache = self._parts.instance.cache
-        left = sum(
-            sum(cache.measure(key.tenant_ref, key.session_ref)[::2])
-            for key in job.keys
-            if key.session_ref
-        )
-        return VerificationEntry(
-            name="ciphertext",
-            outcome=Outcome.SKIPPED if left else Outcome.PASS,
-            detail=f"{left} unreadable blocks are left",
-        )
-
 
 def scrubbed_pages(parts: ErasureParts, job: Job) -> tuple[list[bytes], bool]:
     """The owners whose pages engines have to zero for a job, or that all pages are meant.
@@ -355,21 +330,13 @@ def scrubbed_pages(parts: ErasureParts, job: Job) -> tuple[list[bytes], bool]:
     """
     if job.kind is RequestKind.DEPLOYMENT or parts.instance.stateless:
         return [], True
-    own = (bytes.fromhex(key.owner) for key in job.keys if key.owner)
-    return [*dict.fromkeys((*own, *parts.scrubber.owed()))], False
+    return [*dict.fromkeys((*page_owners(job), *parts.scrubber.owed()))], False
 
 
-_OTHER_ENGINES = (
-    "Engine memory of the deployment's other instances: they had to let go of the keys, and have"
-    " their engines zero the pages, which is not confirmed here."
+_STRANGERS = (
+    "Engine memory behind other daemons that ended before the erasure, or have not been connected"
+    " to the key service since it was started: it does not know of them."
 )
-
-
-def _unconfirmed(who: str) -> str:
-    return (
-        f"What {who} still has in memory: it did not confirm. Its right to use the keys had ended"
-        " before this was issued."
-    )
 
 
 def scrub_call(job: Job) -> int:

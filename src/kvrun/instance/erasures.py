@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +13,7 @@ import msgspec
 
 from kvrun.audit.errors import AuditError
 from kvrun.audit.record import Event, format_time
-from kvrun.erasure.certificate import ChildEntry, GpuEntry, RequestKind, StepEntry
+from kvrun.erasure.certificate import ChildEntry, RequestKind, StepEntry
 from kvrun.erasure.commitment import SALT_BYTES, commit, make_opening
 from kvrun.erasure.errors import ErasureError
 from kvrun.erasure.job import ID_BYTES, Job, JobState, JobStore
@@ -21,13 +21,8 @@ from kvrun.erasure.plan import AGREED_LIFETIME_S, TOKEN_LIFETIME_S, ErasureScope
 from kvrun.erasure.run import run_job
 from kvrun.erasure.targets import ScrubOutcome
 from kvrun.errors import KvrunError
-from kvrun.instance.erasing import (
-    ErasureParts,
-    InstanceSteps,
-    process_runs,
-    scrub_call,
-    scrubbed_pages,
-)
+from kvrun.instance.addenda import Addenda
+from kvrun.instance.erasing import ErasureParts, InstanceSteps
 from kvrun.instance.erasing_scopes import ErasingScopes
 from kvrun.instance.erasure_plans import ErasurePlans
 
@@ -118,9 +113,8 @@ class Erasures:
         self._under_way = ErasingScopes(
             lambda scope: self.on_erasing(scope), lambda scope: self.on_erased(scope)
         )
-        self._late = threading.RLock()
+        self._addenda = Addenda(parts, jobs)
         self._parents = threading.Lock()
-        self._early: dict[int, ScrubOutcome] = {}
         # By id, as they are now, also what the disk did not take.
         self._unfinished: dict[str, Job] = {}
         self._scopes: dict[str, ErasureScope] = {}
@@ -131,15 +125,17 @@ class Erasures:
         """How many are not certified yet."""
         return len(self._unfinished)
 
-    def plan(self, scope: ErasureScope, earlier: str = "") -> Plan:
+    def plan(
+        self, scope: ErasureScope, earlier: str = "", *, lifetime_s: float = TOKEN_LIFETIME_S
+    ) -> Plan:
         """What an erasure of the scope would reach now, with the token to confirm it.
 
-        With the token of an ``earlier`` plan: only where that one confirms it. Raises
-        ConfirmationError.
+        With the token of an ``earlier`` plan, at most ``lifetime_s`` old: only where that one
+        confirms it. Raises ConfirmationError.
         """
         scope = self._plans.resolved(scope)
         if earlier:
-            self._plans.check(scope, earlier)
+            self._plans.check(scope, earlier, lifetime_s=lifetime_s)
         return self._plans.plan(scope)
 
     def erase(
@@ -172,8 +168,7 @@ class Erasures:
         """
         count = 0
         for job in self._jobs.jobs():
-            if job.unacknowledged or job.gpu.held:
-                self._expect(job)
+            self._addenda.found(job)
             if job.state is JobState.CERTIFIED:
                 continue
             count += 1
@@ -203,7 +198,11 @@ class Erasures:
         if not again:
             return 0
         _log.warning("%d erased keys were put back from an older copy; destroying them", len(again))
-        for key in self._keys.destroy(again).keys:
+        wish = self._random_bytes(ID_BYTES).hex()
+        destruction = self._keys.destroy(again, erasure=wish)
+        # Others that meet the service again may have them too.
+        self._keys.settle(wish, [name for _, name in destruction.told], pages_within_s=0.0)
+        for key in destruction.keys:
             if key.session_ref:
                 self._parts.instance.cache.drop(
                     key.tenant_ref, key.session_ref, epoch=key.generation
@@ -215,27 +214,11 @@ class Erasures:
 
     def acknowledged(self, call: int, outcome: ScrubOutcome) -> None:
         """An engine confirmed after the deadline: an addendum says so."""
-        with self._late:
-            for job in self._jobs.jobs():
-                if scrub_call(job) != call:
-                    continue
-                if job.state is not JobState.CERTIFIED:
-                    self._early[call] = outcome
-                    continue
-                gpu = GpuEntry(
-                    evicted=outcome.evicted, scrubbed=outcome.scrubbed, held=outcome.held
-                )
-                if gpu == job.gpu and _who(outcome.unacknowledged) == _who(job.unacknowledged):
-                    continue
-                later = _replace(
-                    job,
-                    gpu=gpu,
-                    unacknowledged=list(outcome.unacknowledged),
-                    addenda=job.addenda + 1,
-                )
-                steps = InstanceSteps(self._parts, None)
-                name = f"{job.id}-{later.addenda}"
-                self._jobs.save(steps.issue(later, name, self._parts.now()))
+        self._addenda.acknowledged(call, outcome)
+
+    def follow_up(self) -> int:
+        """See :class:`kvrun.instance.addenda.Addenda`; call it every now and then."""
+        return self._addenda.follow_up()
 
     def parent(
         self, request: ErasureRequest, children: list[ChildEntry]
@@ -315,7 +298,7 @@ class Erasures:
                 for key in job.sessions[:_LISTED]
             ],
             more=max(0, len(job.sessions) - _LISTED),
-            unacknowledged=job.unacknowledged,
+            unacknowledged=job.unconfirmed,
             opening=opening.decode(),
             digest=job.digest,
         )
@@ -350,11 +333,7 @@ class Erasures:
         self._scopes.pop(job.id, None)
 
     def _settled(self, done: Job) -> Job:
-        """A certified job; what engines confirmed before it was certified is in an addendum."""
-        with self._late:
-            early = self._early.pop(scrub_call(done), None)
-            if early is not None:
-                self.acknowledged(scrub_call(done), early)
+        self._addenda.certified(done)
         return done
 
     def _save(self, job: Job) -> None:
@@ -363,27 +342,6 @@ class Erasures:
         if job.state is JobState.CERTIFIED:
             del self._unfinished[job.id]
             self.on_certified(job.kind, self._parts.now() - job.requested_at)
-
-    def _expect(self, job: Job) -> None:
-        alive = [pid for pid in job.engines if process_runs(pid)]
-        if alive:
-            owners, everything = scrubbed_pages(self._parts, job)
-            self._parts.scrubber.expect(
-                scrub_call(job),
-                owners,
-                alive,
-                everything=everything,
-                before=ScrubOutcome(job.gpu.evicted, job.gpu.scrubbed),
-            )
-        elif job.state is JobState.CERTIFIED:
-            # Those engines ended, and their memory with them.
-            outcome = ScrubOutcome(job.gpu.evicted, job.gpu.scrubbed)
-            self.acknowledged(scrub_call(job), outcome)
-
-
-def _who(unacknowledged: Sequence[str]) -> set[str]:
-    """Who they are, without since when."""
-    return {name.partition(":")[0] for name in unacknowledged}
 
 
 def _printable(text: str) -> str:

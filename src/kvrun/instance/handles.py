@@ -70,6 +70,11 @@ class Handle:
         """The session's pseudonym in log and Storage."""
         return self.keys.session_ref
 
+    def end(self) -> None:
+        """The request is over: let its blocks be evicted again, and its session's packs written."""
+        self.unpin()
+        self.cache.end(self.number)
+
     def unpin(self) -> None:
         """Let the request's blocks be evicted again."""
         pinned, self.pinned = self.pinned, []

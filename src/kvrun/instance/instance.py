@@ -28,12 +28,14 @@ from kvrun.instance.protocol import Match, Matched, ProtocolError, Verdict, page
 from kvrun.instance.residency import Residency, ResidencyDeniedError, allowed_tiers
 from kvrun.instance.retention import RetentionDay
 from kvrun.instance.totals import Denial, DeniedError, denial_of
+from kvrun.keys.daemon_state import Pages
 from kvrun.keys.destruction import DestroyedKey
 from kvrun.keys.session import SessionKeys
 from kvrun.keys.source import SessionKeySource
 from kvrun.policy.document import Tier as ResidencyTier
 from kvrun.telemetry.traces import NoTracing, SpanKind, Trace, Tracing
 
+TakenPages = Callable[[list[int], list[bytes], Callable[[Pages], None]], None]
 _MAX_HASH_BYTES = 64
 _log = logging.getLogger(__name__)
 
@@ -73,6 +75,7 @@ class Instance:
         self.on_stale_claim: Callable[[str, str], None] = lambda tenant, session: None
         self.on_revoked: Callable[[list[int]], None] = lambda handles: None
         self.on_expired: Callable[[list[bytes]], None] = lambda owners: None
+        self.on_taken: TakenPages = lambda ended, owners, tell: None  # nothing is known of pages
         self.is_being_erased: Callable[[str, str], bool] = lambda tenant, session: False
         self.tracing: Tracing = NoTracing()
         self.verifier = verifier
@@ -104,6 +107,7 @@ class Instance:
                     hint="stop it first; one instance serves one engine",
                 )
             self._layout = layout
+        self.cache.serve(layout.fingerprint)
 
     def attach_worker(self, shape: WorkerShape) -> None:
         """A worker said hello: make memory cells that hold its blocks.
@@ -128,7 +132,7 @@ class Instance:
             self._layout = None
         ended = self.handles.clear()
         for handle in ended:
-            handle.unpin()
+            handle.end()
         return ended
 
     def open_session(self, tenant: str, session: str) -> SessionGrant:
@@ -203,7 +207,7 @@ class Instance:
         """A request ended."""
         handle = self.handles.finish(number, self._now())
         if handle is not None:
-            handle.unpin()
+            handle.end()
 
     def revoke(self, covers: Callable[[str, str], bool]) -> list[int]:
         """End the requests of some sessions and tell the schedulers; the handles they had."""
@@ -248,10 +252,12 @@ class Instance:
         """The daemon stops: what retention did today goes into the log."""
         self._summarize(stopping=True)
 
-    def _taken(self, keys: Sequence[SessionKeys]) -> None:
+    def _taken(
+        self, keys: Sequence[SessionKeys], owners: Sequence[bytes], tell: Callable[[Pages], None]
+    ) -> None:
         """Another instance had these destroyed, and puts that on record."""
-        self.revoke_destroyed()
-        self.on_expired([page_owner(key.salt) for key in keys])
+        pages = dict.fromkeys((*owners, *(page_owner(key.salt) for key in keys)))
+        self.on_taken(self.revoke_destroyed(), list(pages), tell)
         for key in keys:
             self.cache.drop(key.tenant_ref, key.session_ref, epoch=key.generation)
 
@@ -266,12 +272,14 @@ class Instance:
             raise ErasureUnderWayError("the session is being erased")
 
     def _refuse_misplaced(self, tenant_ref: str, session_ref: str) -> None:
-        if not self.residency.may_serve(tenant_ref, session_ref):
-            raise ResidencyDeniedError(self.residency.facts.region)
+        residency = self.residency
+        if not residency.may_serve(tenant_ref, session_ref):
+            elsewhere = residency.elsewhere.regions(tenant_ref)
+            raise ResidencyDeniedError(residency.facts.region, elsewhere)
 
     def _revoke(self, ended: list[Handle]) -> None:
         for handle in ended:
-            handle.unpin()
+            handle.end()
         if ended:
             self.on_revoked([handle.number for handle in ended])
 
@@ -330,6 +338,7 @@ class Instance:
         except KvrunError:
             self.handles.finish(handle.number, self._now())
             raise
+        cache.begin(handle.number)
         self.handles.totals.admitted(message.prompt_tokens)
         handle.traceparent = message.traceparent
         return handle

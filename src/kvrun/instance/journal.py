@@ -12,17 +12,19 @@ import logging
 from collections import deque
 from collections.abc import Iterable, Sequence
 
+from kvrun.audit.decisions import DECISION_PREFIX
 from kvrun.audit.errors import AuditError, AuditUnavailableError
 from kvrun.audit.merkle import blocks_root
 from kvrun.audit.record import AuditEvent, Event, Outcome
 from kvrun.audit.writer import AuditLog
 from kvrun.cache.events import CacheEvent, CacheEventKind, Tier
 from kvrun.errors import KvrunError
+from kvrun.instance.basis import basis_in
 from kvrun.instance.handles import Handle
 from kvrun.instance.refusals import Refusal
 from kvrun.keys.session import SessionKeys
 from kvrun.policy.compile import BUILTIN_REVISION
-from kvrun.policy.simulate import DENIAL_PREFIX
+from kvrun.policy.document import Tier as PolicyTier
 
 _ENGINE_TIER = "gpu"
 _MAX_OWED = 65_536
@@ -62,7 +64,10 @@ class Journal:
         Raises:
             AuditUnavailableError: the log cannot be written and the mode requires it.
         """
-        self._log.append_durable(self._event(Event.ALLOCATED, handle=handle, tier=_ENGINE_TIER))
+        reason = basis_in(handle.placement, PolicyTier.GPU).reason
+        self._log.append_durable(
+            self._event(Event.ALLOCATED, handle=handle, tier=_ENGINE_TIER, reason=reason)
+        )
 
     def admitted_stateless(self, request_id: str) -> None:
         """A request of a stateless deployment may use its own pages. Durable.
@@ -107,7 +112,12 @@ class Journal:
         """
         self._log.append_durable(
             self._event(
-                Event.SEALED, handle=handle, tier="memory", names=names, size_bytes=size_bytes
+                Event.SEALED,
+                handle=handle,
+                tier="memory",
+                names=names,
+                size_bytes=size_bytes,
+                reason=basis_in(handle.placement, Tier.MEMORY).reason,
             )
         )
 
@@ -204,6 +214,7 @@ class Journal:
                 blocks=event.blocks,
                 size_bytes=event.bytes,
                 reason=event.reason,
+                revision=event.revision,
             )
         )
 
@@ -228,23 +239,26 @@ class Journal:
                     session_ref=item.session_ref,
                     tier=item.tier,
                     outcome=Outcome.OK if item.warned else Outcome.DENIED,
-                    reason=f"{DENIAL_PREFIX}{item.code}{times}",
+                    reason=f"{DECISION_PREFIX}{item.code}{times}",
                     revision=item.revision,
                 )
             )
         if unrecorded:
-            reason = f"{DENIAL_PREFIX}{unrecorded} more placements have no record"
+            reason = f"{DECISION_PREFIX}{unrecorded} more placements have no record"
             self._soon(self._event(Event.DENIED, outcome=Outcome.DENIED, reason=reason))
 
-    def looked_up(self, tenant_ref: str, reason: str, *, found: bool) -> None:
-        """Somebody asked whom a reference stands for. Durable before the answer.
+    def looked_up(self, tenant_refs: Sequence[str], reason: str, *, found: bool) -> None:
+        """Somebody asked whom references stand for. Durable before the answer.
 
         Raises:
             AuditUnavailableError: the log cannot be written and the mode requires it.
         """
         outcome = Outcome.OK if found else Outcome.FAILED
         self._log.append_durable(
-            self._event(Event.WHOIS, tenant_ref=tenant_ref, reason=reason, outcome=outcome)
+            *(
+                self._event(Event.WHOIS, tenant_ref=tenant_ref, reason=reason, outcome=outcome)
+                for tenant_ref in tenant_refs
+            )
         )
 
     def commit(self) -> None:

@@ -7,13 +7,12 @@ known by its id and by when it started, so that another one of the same id is no
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from pathlib import Path
 
 import msgspec
 
-from kvrun.durable import sync_folder
+from kvrun.durable import replace_private_file
 from kvrun.errors import KvrunError
 
 _MAX_BYTES = 256 << 20
@@ -94,16 +93,9 @@ class KnownEngines:
 
     def _write(self) -> None:
         body = msgspec.json.encode(_Content(1, list(self._engines.values()), self._owed))
-        new = self._path.with_suffix(".new")
         try:
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-            with os.fdopen(os.open(new, flags, 0o600), "wb") as file:
-                file.write(body)
-                file.flush()
-                os.fsync(file.fileno())
-            new.replace(self._path)
-            sync_folder(self._path.parent)
+            replace_private_file(self._path, body)
         except OSError as error:
             # Refused, the engine could not be asked to zero anything.
             _log.error("%s cannot be written: %s", self._path, error.strerror)

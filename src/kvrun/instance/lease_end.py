@@ -25,11 +25,13 @@ class LeaseEnd:
         self._instance = instance
         self._transfers = transfers
         self._scrubber = scrubber
+        self.ended: list[int] = []
+        """The requests that the last one ended: what is in flight for them may not be over."""
 
     def __call__(self, reason: str) -> None:
         """The lease ended for ``reason``; returns once requests are revoked."""
         _log.error("keys may not be used any more: %s", reason)
-        ended = self._instance.revoke(lambda _tenant, _session: True)
+        self.ended = ended = self._instance.revoke(lambda _tenant, _session: True)
         self._instance.journal.lease_over(reason)
         threading.Thread(
             target=self._let_go, args=(ended,), name="kvrun-lease-end", daemon=True

@@ -24,6 +24,7 @@ from kvrun.cache.memory import TenantUsage
 from kvrun.erasure.certificate import RequestKind
 from kvrun.instance.erasures import Erasures
 from kvrun.instance.instance import Instance
+from kvrun.policy.observed import Standing
 from kvrun.telemetry.endpoint import Readiness
 from kvrun.telemetry.exposition import Labelled, deployment_labels, render
 
@@ -34,12 +35,16 @@ _TIERS = {Tier.MEMORY: "memory", Tier.DISK: "disk", Tier.OBJECT: "object"}
 
 @dataclass(frozen=True, slots=True)
 class MetricsSource:
-    """What the metrics are read from. At most ``tenants`` pseudonyms are shown."""
+    """What the metrics are read from. At most ``tenants`` pseudonyms are shown.
+
+    ``key_copy_refused`` says why key slots are not copied to Storage, nothing where they are.
+    """
 
     instance: Instance
     erasures: Erasures
     health: Callable[[], LogHealth]
     tenants: int = 0
+    key_copy_refused: Callable[[], str] = lambda: ""
 
 
 class InstanceMetrics:
@@ -127,6 +132,16 @@ class InstanceMetrics:
             "kvrun_key_lease_valid",
             "Whether keys may be used: the key root confirmed them in time (1).",
             instance.keys.leased,
+        )
+        found = instance.residency.standings
+        yield _labelled_gauge(
+            "kvrun_residency_region_mismatch",
+            "Whether something was seen in another region than is declared (1).",
+            "place",
+            {
+                "instance": found.instance is Standing.MISMATCH,
+                "storage": found.storage is Standing.MISMATCH,
+            },
         )
         yield _gauge(
             "kvrun_erasures_unfinished",
@@ -235,6 +250,11 @@ class InstanceMetrics:
             "kvrun_object_undeleted_sessions",
             "Erased or expired sessions whose ciphertext is still to be deleted from Storage.",
             levels.undeleted,
+        )
+        yield _gauge(
+            "kvrun_key_copy_refused",
+            "1 while Storage has a copy of other or newer key slots, and none is made of these.",
+            bool(self._source.key_copy_refused()),
         )
 
     def _log(self) -> Iterator[Metric]:

@@ -6,7 +6,7 @@ import contextlib
 import os
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +18,8 @@ from kvrun.cache.events import Tier
 from kvrun.cache.memory import MemoryTier
 from kvrun.cache.object_tier import ObjectSettings, ObjectTier
 from kvrun.cache.order import Sharing
-from kvrun.cache.placement import Gate
+from kvrun.cache.placement import Basis, Gate
+from kvrun.cache.served import ServedModels
 from kvrun.cache.state import BlockOwner
 from kvrun.cache.store import CacheStore
 from kvrun.claims.verify import ClaimVerifier
@@ -40,9 +41,10 @@ from kvrun.instance.journal import Journal
 from kvrun.instance.residency import Residency
 from kvrun.instance.ring_signer import RingSigner
 from kvrun.instance.transfers import Transfers
-from kvrun.keys.opening import open_keys
+from kvrun.keys.opening import copying_slots, open_keys
 from kvrun.keys.root import RootFacts
 from kvrun.keys.signing import KeyPurpose, SigningRing
+from kvrun.keys.slot_copies import SlotCopies
 from kvrun.storage import Patience, open_storage
 
 _DRAIN_TIMEOUT_S = 2.0
@@ -59,7 +61,10 @@ class InstanceBusyError(KvrunError):
 
 @dataclass(frozen=True, slots=True)
 class InstanceParts:
-    """An instance without a server. ``log_id`` names its log, and the instance."""
+    """An instance without a server. ``log_id`` names its log, and the instance.
+
+    ``key_copies`` are in Storage, None where none are made here.
+    """
 
     instance: Instance
     journal: Journal
@@ -68,6 +73,11 @@ class InstanceParts:
     root: RootFacts
     memory: MemoryTier[BlockOwner]
     signing: SigningRing
+    key_copies: SlotCopies | None
+
+    def key_copy_refused(self) -> str:
+        """Why no copy of the key slots goes to Storage and what to do; empty where all is well."""
+        return self.key_copies.refused if self.key_copies is not None else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +95,14 @@ class RecordedGate:
         """The policy's."""
         return self.policy.ttl_s(tenant_ref, session_ref, tier)
 
+    def settled(self, tenant_ref: str, session_ref: str, tier: Tier) -> Basis | None:
+        """The policy's."""
+        return self.policy.settled(tenant_ref, session_ref, tier)
+
+    def basis(self, tenant_ref: str, tier: Tier, why: str) -> Basis:
+        """The policy's."""
+        return self.policy.basis(tenant_ref, tier, why)
+
 
 @contextlib.contextmanager
 def open_parts(
@@ -101,8 +119,9 @@ def open_parts(
     workspace, deployment = config.deployment.workspace, config.deployment.name
     with contextlib.ExitStack() as stack:
         log_id = f"{workspace}/{deployment}/{socket.gethostname()}"
-        keys = open_keys(config, log_id)
+        keys = open_keys(config, log_id, has_engines=True)
         stack.callback(keys.close)
+        copies = stack.enter_context(copying_slots(config, keys))
         ring = SigningRing(layout.signing_keys, now=time.time)
         log = AuditLog.open(
             layout.audit,
@@ -123,16 +142,18 @@ def open_parts(
         residency = Residency.of(config, journal)
         settings = config.instance
         memory = MemoryTier[BlockOwner](
-            memory_bytes or settings.memory_bytes, sharing=Sharing(settings.tenant_memory_bytes)
+            memory_bytes or settings.memory_bytes,
+            sharing=Sharing(settings.tenant_memory_bytes, cap_of=residency.cap_of(Tier.MEMORY)),
         )
         disk = None
         if not config.deployment.stateless and settings.disk_bytes:
             disk = DiskTier(
                 layout.storage(workspace, deployment),
                 max_bytes=settings.disk_bytes,
-                sharing=Sharing(settings.tenant_disk_bytes),
+                sharing=Sharing(settings.tenant_disk_bytes, cap_of=residency.cap_of(Tier.DISK)),
             )
-        objects = open_object_tier(config) if config.object_tier else None
+        cap_of = residency.cap_of(Tier.OBJECT)
+        objects = open_object_tier(config, cap_of) if config.object_tier else None
         cache = CacheStore(
             memory=memory,
             disk=disk,
@@ -140,6 +161,8 @@ def open_parts(
             on_event=journal.cache_event,
             gate=RecordedGate(journal, residency),
             ttl_s=settings.block_ttl_s,
+            served=ServedModels(None if config.deployment.stateless else layout.served_models),
+            alone=config.keys.mode != "service",
         )
         stack.callback(cache.close)
         instance = Instance(
@@ -154,12 +177,15 @@ def open_parts(
             now=time.time,
         )
         stack.callback(instance.stop)
-        yield InstanceParts(instance, journal, log, log_id, keys.root_facts, memory, ring)
+        yield InstanceParts(instance, journal, log, log_id, keys.root_facts, memory, ring, copies)
 
 
-def open_object_tier(config: KvrunConfig) -> ObjectTier:
+def open_object_tier(
+    config: KvrunConfig, cap_of: Callable[[str], int | None] = lambda tenant_ref: None
+) -> ObjectTier:
     """The deployment's own folder in the workspace's Storage. Asks the store nothing yet.
 
+    ``cap_of`` says how many bytes a tenant may have there.
     Raises StorageError for an address or an option that cannot be used.
     """
     storage, deployment = config.storage, config.deployment
@@ -170,10 +196,12 @@ def open_object_tier(config: KvrunConfig) -> ObjectTier:
         open_storage(storage.url, storage.options, _WRITING),
         storage_prefix(deployment.workspace, deployment.name),
         undeleted=config.layout.undeleted,
+        cap_of=cap_of,
         settings=ObjectSettings(
             pack_bytes=config.instance.object_pack_bytes,
             pack_age_s=config.instance.object_pack_age_s,
             fetch_bytes=max(2**20, memory_bytes // 4),
+            ahead_bytes=min(2 * config.instance.object_pack_bytes, memory_bytes // 8),
         ),
     )
 
@@ -220,6 +248,7 @@ def open_erasures(
                 ),
                 now=time.time,
                 drain_timeout_s=_DRAIN_TIMEOUT_S,
+                deadline_s=config.erasure.engine_deadline_s,
             ),
             jobs,
             _token_key(layout.erasure / "token.key"),

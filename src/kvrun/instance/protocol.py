@@ -8,19 +8,19 @@ above :data:`MAX_FRAME_BYTES`, an unknown message and a field of another type.
 from __future__ import annotations
 
 import enum
-import hashlib
 import struct
 from collections.abc import Iterator
 
 import msgspec
 
+from kvrun.claims.page_owner import PAGE_OWNER_BYTES as PAGE_OWNER_BYTES
+from kvrun.claims.page_owner import page_owner as page_owner
 from kvrun.errors import KvrunError
 from kvrun.instance.claim_messages import ClaimMessage
 from kvrun.instance.message import Message as Message
 
 PROTOCOL_VERSION = 1
 MAX_FRAME_BYTES = 16 * 1024 * 1024
-PAGE_OWNER_BYTES = 16
 _LENGTH = struct.Struct(">I")
 
 
@@ -230,13 +230,17 @@ class OpenSession(Message, frozen=True, tag="open_session"):
 
 
 class SessionOpened(Message, frozen=True, tag="session_opened"):
-    """The answer to ``OpenSession``; with ``status`` other than 200 an error."""
+    """The answer to ``OpenSession``; with ``status`` other than 200 an error.
+
+    ``elsewhere``: regions of the same deployment where a tenant may be processed who may not here.
+    """
 
     call: int
     status: int
     salt: str
     generation: int
     reason: str
+    elsewhere: tuple[str, ...] = ()
 
 
 class SessionInvalidated(Message, frozen=True, tag="session_invalidated"):
@@ -320,14 +324,6 @@ AnyMessage = (
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(AnyMessage)
-
-
-def page_owner(salt: str) -> bytes:
-    """What a session's pages are called: 16 bytes that both ends derive from its salt.
-
-    Unlike the salt it may be kept after the session's key is gone.
-    """
-    return hashlib.sha256(b"kvrun/page-owner/v1\0" + salt.encode()).digest()[:PAGE_OWNER_BYTES]
 
 
 def encode_frame(message: Message) -> bytes:

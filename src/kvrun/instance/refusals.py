@@ -6,8 +6,9 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kvrun.policy.compile import Decision
+from kvrun.policy.compile import Decision, Placement
 from kvrun.policy.document import TIER_NAMES
+from kvrun.policy.matching import Why
 
 PER_MINUTE = 120
 """Records a minute; what is above is counted, and the count is recorded."""
@@ -42,6 +43,13 @@ class Refusals:
         self._left = 0
         self._unrecorded = 0
         self.total = 0
+
+    def judge(self, placement: Placement, tenant_ref: str, session_ref: str, tier: int) -> bool:
+        """Whether these decisions allow a tier; what they do not, or would not, is counted."""
+        decision = placement.row[tier]
+        if decision.why is not Why.ALLOWED:
+            self.add(tenant_ref, session_ref, tier, decision, placement.revision)
+        return decision.allowed
 
     def add(
         self, tenant_ref: str, session_ref: str, tier: int, decision: Decision, revision: str

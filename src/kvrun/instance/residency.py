@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 
@@ -18,13 +18,15 @@ import msgspec
 
 from kvrun.audit.record import Event
 from kvrun.cache.events import Tier as CacheTier
+from kvrun.cache.placement import Basis
 from kvrun.config import KvrunConfig
+from kvrun.instance.basis import basis_in
+from kvrun.instance.elsewhere import Elsewhere
 from kvrun.instance.journal import Journal
 from kvrun.instance.refusals import Refusals
 from kvrun.instance.totals import Denial, DeniedError
 from kvrun.policy.bundle import ActivePolicy, PolicyFolder, SyncStatus
 from kvrun.policy.compile import (
-    CompiledRevision,
     Placement,
     PolicyTable,
     aged_table,
@@ -33,10 +35,12 @@ from kvrun.policy.compile import (
     warned_table,
 )
 from kvrun.policy.document import Tier
-from kvrun.policy.errors import PolicyError
-from kvrun.policy.matching import InstanceFacts, Tenant, Why
-from kvrun.policy.setup import facts_of, folder_of
-from kvrun.policy.sync import revision_of
+from kvrun.policy.engine import Compiler, Decider, compile_documents
+from kvrun.policy.errors import PolicyError, PolicyUnreadableError
+from kvrun.policy.matching import InstanceFacts, Tenant
+from kvrun.policy.observed import Observed, Standings, believed, places_text, standings
+from kvrun.policy.observed import Standing as Seen
+from kvrun.policy.setup import asked_of, facts_of, folder_of
 
 _log = logging.getLogger(__name__)
 
@@ -64,22 +68,29 @@ class ResidencyDeniedError(DeniedError):
 
     status = 403
 
-    def __init__(self, region: str) -> None:
+    def __init__(self, region: str, elsewhere: Sequence[str] = ()) -> None:
+        """``elsewhere``: regions of the same deployment where it is allowed."""
         where = f"the region {region}" if region else "this instance, whose region is not set"
         super().__init__(
             Denial.RESIDENCY, f"the residency policy does not allow this tenant in {where}"
         )
         self.hint = "Send the request to a deployment in a region that its policy allows."
+        self.elsewhere = tuple(elsewhere)
 
 
 class ResidencyState(msgspec.Struct, frozen=True, kw_only=True):
-    """What this daemon runs, for people and scripts. Times in seconds since 1970, 0 for never."""
+    """What this daemon runs, for people and scripts. Times in seconds since 1970, 0 for never.
+
+    The regions are declared ones; each standing is unverified, verified or mismatch.
+    """
 
     mode: str
     revision: str
     standing: str
     region: str
+    region_standing: str
     storage_region: str
+    storage_standing: str
     activated_at: float
     confirmed_at: float
     tenants: int
@@ -89,6 +100,8 @@ class ResidencyState(msgspec.Struct, frozen=True, kw_only=True):
 
 class Residency:
     """The decisions in force; also the cache's gate. Thread-safe.
+
+    ``asked`` says who is asked where instance and Storage are; what they said last counts at once.
 
     ``on_new_table`` and ``on_change`` are called, in this order and without a lock, after the
     decisions were replaced: what is misplaced is looked for, and whoever was told is told anew.
@@ -103,24 +116,36 @@ class Residency:
         mode: Mode = Mode.ENFORCE,
         connected: bool = False,
         max_age_s: float = float("inf"),
+        regions_elsewhere: Sequence[str] = (),
+        asked: str = "",
+        compiler: Compiler = compile_documents,
         now: Callable[[], float] = time.time,
         clock: Callable[[], float] = time.monotonic,
+        effort: Callable[[], float] = time.thread_time,
     ) -> None:
-        self.facts = facts
+        self._declared = facts
+        self._asked_where = asked
+        self._seen = folder.seen(asked)
+        self.facts = believed(facts, self._seen)
+        """What decisions rest on."""
+        self._moved = False
         self.on_change: Callable[[], None] = lambda: None
         self.on_new_table: Callable[[], None] = lambda: None
         self.refusals = Refusals(clock)
+        self.elsewhere = Elsewhere(facts, regions_elsewhere)
         self._folder = folder
         self._journal = journal
         self._mode = mode
         self._max_age_s = max_age_s
         self._now = now
-        self._clock = clock
+        self._effort = effort
+        self._compiler = compiler
         self._lock = threading.Lock()
         self._in_force = connected and mode is not Mode.OFF
         self._stamps: dict[Path, tuple[int, int, int] | None] = {}
+        self._asked = Path()
         self._active: ActivePolicy | None = None
-        self._compiled: CompiledRevision | None = None
+        self._compiled: Decider | None = None
         self._tenants: dict[str, Tenant] = {}
         self._status = SyncStatus()
         self._error = ""
@@ -141,12 +166,19 @@ class Residency:
             mode=Mode(residency.mode),
             connected=residency.repository is not None,
             max_age_s=residency.max_age_s,
+            regions_elsewhere=tuple(config.gateway.elsewhere),
+            asked=asked_of(config),
         )
 
     @property
     def revision(self) -> str:
         """The revision in force."""
         return self._table.revision
+
+    @property
+    def standing(self) -> Standing:
+        """What the decisions rest on now."""
+        return self._standing
 
     def placement(self, tenant_ref: str) -> Placement:
         """The decisions about a tenant, to be kept by a request."""
@@ -155,45 +187,74 @@ class Residency:
 
     def allows(self, tenant_ref: str, session_ref: str, tier: CacheTier) -> bool:
         """Whether a session's sealed blocks may be placed in a tier; refusals are counted."""
-        table = self._table
-        decision = table.row(tenant_ref)[tier]
-        if decision.why is not Why.ALLOWED:
-            self.refusals.add(tenant_ref, session_ref, tier, decision, table.revision)
-        return decision.allowed
+        return self.refusals.judge(self.placement(tenant_ref), tenant_ref, session_ref, tier)
 
     def ttl_s(self, tenant_ref: str, session_ref: str, tier: CacheTier) -> float | None:
         """How long blocks may stay in a tier, no time at all where they may not be there."""
         decision = self._table.row(tenant_ref)[tier]
         return decision.ttl_s if decision.allowed else 0.0
 
+    def settled(self, tenant_ref: str, session_ref: str, tier: CacheTier) -> Basis | None:
+        """What the decision rests on by which blocks may be in a tier; None: they may not."""
+        placement = self.placement(tenant_ref)
+        # Before a write to disk or Storage somebody asked; before a restore into memory nobody did.
+        if tier is CacheTier.MEMORY or not placement.allows(tier):
+            self.refusals.judge(placement, tenant_ref, session_ref, tier)
+        return basis_in(placement, tier) if placement.allows(tier) else None
+
+    def basis(self, tenant_ref: str, tier: CacheTier, why: str) -> Basis:
+        """What a limit for a tenant in a tier rests on, as it goes on record."""
+        return basis_in(self.placement(tenant_ref), tier, why)
+
+    def cap_of(self, tier: CacheTier) -> Callable[[str], int | None]:
+        """How many bytes a tenant's blocks may take in a tier, by its reference; None: no limit."""
+        return lambda tenant_ref: self._table.row(tenant_ref)[tier].max_bytes
+
     def may_serve(self, tenant_ref: str, session_ref: str) -> bool:
         """Whether a tenant may be processed here at all."""
-        table = self._table
-        decision = table.row(tenant_ref)[Tier.GPU]
-        if decision.why is not Why.ALLOWED:
-            self.refusals.add(tenant_ref, session_ref, Tier.GPU, decision, table.revision)
-        return decision.allowed
+        return self.refusals.judge(self.placement(tenant_ref), tenant_ref, session_ref, Tier.GPU)
+
+    @property
+    def standings(self) -> Standings:
+        """Whether instance and Storage are where they are declared to be, as far as was seen."""
+        return standings(self._declared, self._seen)
+
+    def observed(self, seen: Observed) -> None:
+        """Somebody looked where instance and Storage are; what was not seen stays as it was."""
+        with self._lock:
+            before = self.standings
+            self._take_seen(seen)
+            facts, now = believed(self._declared, self._seen), self.standings
+            self._note_mismatch(before, now)
+            if facts == self.facts:
+                return
+            self.facts, self._moved = facts, True
+            if self._compiled is not None:
+                self._compiled = self._compiled.at(facts)
+        self.refresh()
 
     def refresh(self) -> bool:
         """Take up what changed in the folder, or became too old; whether decisions changed."""
         if not self._in_force:
             return False
         with self._lock:
-            changed = self._read()
+            changed = self._read() or self._moved
             standing = self._stand()
             if not changed and standing is self._standing:
                 return False
-            before = self._table.revision
+            before, moved = self._table.revision, self._moved
             try:
                 table = self._make(standing)
             except PolicyError as error:
                 # A condition that takes too long for a tenant that is new: what is in force stays.
                 self._fail(error)
                 return False
-            self._table, self._standing = table, standing
+            self._table, self._standing, self._moved = table, standing, False
+            self.elsewhere.use(self._compiled, self._tenants)
             self._journal.policy_revision = table.revision
-            if table.revision != before:
-                self._journal.policy_event(Event.POLICY_ACTIVATED, table.revision, standing.value)
+            if table.revision != before or moved:
+                reason = standing.value + places_text(self.facts)
+                self._journal.policy_event(Event.POLICY_ACTIVATED, table.revision, reason)
         self.on_new_table()
         self.on_change()
         return True
@@ -206,13 +267,15 @@ class Residency:
     def state(self) -> ResidencyState:
         """What this daemon runs."""
         with self._lock:
-            active = self._active
+            active, found = self._active, self.standings
             return ResidencyState(
                 mode=self._mode.value,
                 revision=self._table.revision,
                 standing=self._standing.value,
-                region=self.facts.region,
-                storage_region=self.facts.place(Tier.OBJECT).region,
+                region=self._declared.region,
+                region_standing=found.instance.value,
+                storage_region=self._declared.place(Tier.OBJECT).region,
+                storage_standing=found.storage.value,
                 activated_at=active.activated_at if active else 0.0,
                 confirmed_at=self._status.confirmed_at,
                 tenants=len(self._tenants),
@@ -233,11 +296,13 @@ class Residency:
             if self._is_new(folder.active_file):
                 active = folder.active()
                 if active is not None:
-                    revision = revision_of(active, self._clock)
-                    self._compiled = CompiledRevision(revision, self.facts, self._clock)
+                    self._compiled = self._compiler(active, self.facts, self._effort)
                     self._active = active
                     changed = True
             self._error = ""
+        except PolicyUnreadableError as error:
+            self._stamps.pop(self._asked, None)  # it is the same file that is read again
+            self._fail(error)
         except PolicyError as error:
             self._fail(error)
         return changed
@@ -257,6 +322,26 @@ class Residency:
             table = aged_table(table)
         return warned_table(table) if self._mode is Mode.WARN else table
 
+    def _take_seen(self, seen: Observed) -> None:
+        """What was seen is remembered over a restart: a mismatch lasts until it is seen to end."""
+        instance, storage = seen.instance or self._seen.instance, seen.storage or self._seen.storage
+        if (instance, storage) == (self._seen.instance, self._seen.storage):
+            return
+        self._seen = Observed(instance, storage)
+        try:
+            self._folder.put_seen(self._asked_where, self._seen)
+        except PolicyError as error:
+            _log.warning("where things were seen is not remembered: %s", error.message)
+
+    def _note_mismatch(self, before: Standings, now: Standings) -> None:
+        places = (
+            ("instance", before.instance, now.instance, self._seen.instance),
+            ("Storage", before.storage, now.storage, self._seen.storage),
+        )
+        for what, was, found, where in places:
+            if found is Seen.MISMATCH and was is not Seen.MISMATCH:
+                _log.error("the %s is in %s, not in the region that is declared", what, where)
+
     def _note_rejection(self) -> None:
         last = self._status.last
         if last is None or last.outcome != "rejected" or last.revision == self._rejected:
@@ -266,6 +351,7 @@ class Residency:
         self._journal.policy_event(Event.POLICY_REJECTED, last.revision, reason)
 
     def _is_new(self, path: Path) -> bool:
+        self._asked = path
         try:
             found = path.stat()
             stamp: tuple[int, int, int] | None = (found.st_ino, found.st_mtime_ns, found.st_size)

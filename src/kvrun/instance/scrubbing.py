@@ -28,6 +28,16 @@ class _Engine:
     send: Send
 
 
+@dataclass(eq=False, slots=True)
+class _Report:
+    """Whom to tell when every engine answered all of these questions, and what was told last."""
+
+    tell: Callable[[ScrubOutcome], None]
+    notes: tuple[str, ...]
+    calls: list[_Call] = field(default_factory=list)
+    told: ScrubOutcome | None = None
+
+
 @dataclass(slots=True)
 class _Call:
     """One question, and who still owes its answer: peers that were asked, or processes that were
@@ -44,6 +54,7 @@ class _Call:
     counted: list[tuple[int, int]] = field(default_factory=list)
     waiting: bool = True
     expired: bool = False
+    report: _Report | None = None
 
     @property
     def owed(self) -> bool:
@@ -73,6 +84,7 @@ class SchedulerScrubber:
         self._changed = threading.Condition()
         self._engines: dict[Hashable, _Engine] = {}
         self._calls: dict[int, _Call] = {}
+        self._reports: list[_Report] = []
         self._writing = threading.Lock()
         for owed in known.owed() if known is not None else ():
             call = _Call(_new_call(owed.owners), away=set(owed.pids), waiting=False, expired=True)
@@ -129,26 +141,57 @@ class SchedulerScrubber:
             outcome = self._outcome(call)
             if not call.owed and not outcome.held:
                 del self._calls[message.call]
-            expired = call.expired
+            expired, due = call.expired, self._due([call])
 
         def tell() -> None:
             if expired:
                 self._keep_owed()
+                _tell(due)
             else:
                 self.on_late(message.call, outcome)
 
         threading.Thread(target=tell, name="kvrun-scrubbed", daemon=True).start()
 
-    def expired(self, owners: Sequence[bytes]) -> None:
-        """The keys of these page owners expired: engines are asked, and nobody waits for them."""
+    def expired(
+        self,
+        owners: Sequence[bytes],
+        *,
+        everything: bool = False,
+        tell: Callable[[ScrubOutcome], None] = lambda outcome: None,
+    ) -> None:
+        """The keys of these page owners are gone: engines are asked, and nobody waits for them.
+
+        ``tell`` is called when all of them answered, and again when pages that were held are zero.
+        """
         with self._changed:
+            report = _Report(tell, tuple(self._blind()))
             for first in range(0, len(owners), _OWNERS_A_CALL):
-                message = _new_call(owners[first : first + _OWNERS_A_CALL])
-                call = _Call(message, waiting=False, expired=True)
+                message = _new_call(owners[first : first + _OWNERS_A_CALL], everything=everything)
+                call = _Call(message, waiting=False, expired=True, report=report)
+                report.calls.append(call)
                 self._ask(call)
                 if call.owed:
                     self._calls[message.call] = call
+            due = self._due(report.calls) if report.calls else [(report, ScrubOutcome())]
+            if not due:
+                self._reports.append(report)
         self._keep_owed()
+        _tell(due)
+
+    def look(self) -> None:
+        """See which engines ended that owed an answer; call it every now and then."""
+        with self._changed:
+            if not self._reports:
+                return
+            self._expired()
+            calls = [call for report in self._reports for call in report.calls]
+            for call in calls:
+                call.away = {pid for pid in call.away if process_runs(pid)}
+            due = self._due(calls)
+            self._reports = [r for r in self._reports if r.told is None or r.told.held]
+        if due:
+            self._keep_owed()
+        _tell(due)
 
     def owed(self) -> list[bytes]:
         """See :class:`kvrun.erasure.targets.EngineScrubber`."""
@@ -192,13 +235,7 @@ class SchedulerScrubber:
         asked = _Call(message)
         deadline = time.monotonic() + self._deadline_s
         with self._changed:
-            blind = self._away(scrubs=False)
-            blind |= {e.pid: e.software for e in self._engines.values() if not e.scrubs}
-            notes = sorted(
-                f"Pages in engine memory ({software}, process {pid}): this engine"
-                " zeroes none. Nothing can find them, and they are overwritten when reused."
-                for pid, software in blind.items()
-            )
+            notes = self._blind()
             self._ask(asked)
             here = {engine.pid for engine in self._engines.values()}
             asked.away |= {pid for pid in engines if pid not in here and process_runs(pid)}
@@ -215,6 +252,34 @@ class SchedulerScrubber:
         return ScrubOutcome(
             outcome.evicted, outcome.scrubbed, outcome.held, outcome.unacknowledged, tuple(notes)
         )
+
+    def _blind(self) -> list[str]:
+        """What engines that zero no pages leave."""
+        blind = self._away(scrubs=False)
+        blind |= {e.pid: e.software for e in self._engines.values() if not e.scrubs}
+        return sorted(
+            f"Pages in engine memory ({software}, process {pid}): this engine"
+            " zeroes none. Nothing can find them, and they are overwritten when reused."
+            for pid, software in blind.items()
+        )
+
+    def _due(self, calls: Sequence[_Call]) -> list[tuple[_Report, ScrubOutcome]]:
+        """Reports on these questions that can be made now, and were not yet."""
+        due = []
+        for report in {call.report for call in calls if call.report is not None}:
+            if any(call.owed for call in report.calls):
+                continue
+            found = [self._outcome(call) for call in report.calls]
+            outcome = ScrubOutcome(
+                sum(one.evicted for one in found),
+                sum(one.scrubbed for one in found),
+                sum(one.held for one in found),
+                notes=report.notes,
+            )
+            if outcome != report.told:
+                report.told = outcome
+                due.append((report, outcome))
+        return due
 
     def _ask(self, call: _Call) -> None:
         for peer, engine in self._engines.items():
@@ -266,5 +331,10 @@ class SchedulerScrubber:
         )
 
 
-def _new_call(owners: Sequence[bytes]) -> Scrub:
-    return Scrub(secrets.randbits(60), tuple(owners), everything=False)
+def _new_call(owners: Sequence[bytes], *, everything: bool = False) -> Scrub:
+    return Scrub(secrets.randbits(60), tuple(owners), everything=everything)
+
+
+def _tell(due: Sequence[tuple[_Report, ScrubOutcome]]) -> None:
+    for report, outcome in due:
+        report.tell(outcome)

@@ -50,6 +50,7 @@ from kvrun.instance.protocol import (
     Verdict,
     Welcome,
 )
+from kvrun.instance.residency import ResidencyDeniedError
 from kvrun.instance.scrubbing import SchedulerScrubber
 from kvrun.instance.staging import create_region
 from kvrun.instance.transfers import Transfers, WorkerLink
@@ -303,7 +304,8 @@ class InstanceServer:
         try:
             grant = self._instance.open_session(message.tenant, message.session)
         except KvrunError as error:
-            return SessionOpened(message.call, error.status, "", 0, error.diagnostics())
+            elsewhere = error.elsewhere if isinstance(error, ResidencyDeniedError) else ()
+            return SessionOpened(message.call, error.status, "", 0, error.diagnostics(), elsewhere)
         return SessionOpened(message.call, 200, grant.salt, grant.generation, "")
 
     def _admin_call(self, message: AdminCall) -> AdminReply:

@@ -8,17 +8,33 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
 
 import msgspec
 
+from kvrun.audit.decisions import BEYOND_BOUND
 from kvrun.cache.events import Tier
-from kvrun.instance.instance import Instance
+from kvrun.cache.store import CacheStore
+from kvrun.instance.basis import basis_in
+from kvrun.instance.handles import Handle
+from kvrun.instance.residency import Standing
 from kvrun.policy.compile import Placement
 
 _log = logging.getLogger(__name__)
 _TIERS = (Tier.MEMORY, Tier.DISK, Tier.OBJECT)
+SWEEP_REST = 0.02
+"""The share of the time that the daemon's sweep works, for which it then waits."""
+REST_WHILE_ASKED = 3.0
+"""The same while requests look up blocks or read them."""
+_AT_A_TIME = 4
+"""Sessions: a file system frees the files of one while it waits for those of another."""
+_BATCH = 256
 _CLEAN_PASSES = 2
+_LEAST_WORK_S = 0.001
+LONGEST_WAIT_S = 0.05
 
 
 class SweepReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,10 +48,74 @@ class SweepReport(msgspec.Struct, frozen=True, kw_only=True):
     size_bytes: dict[str, int]
 
 
-class Sweep:
-    """Passes over the cache of an instance; ``pause`` waits a moment between sessions."""
+class Decisions(Protocol):
+    """What a sweep asks of the residency decisions in force."""
 
-    def __init__(self, instance: Instance, pause: Callable[[], None] = lambda: None) -> None:
+    @property
+    def revision(self) -> str:
+        """The revision in force."""
+
+    @property
+    def standing(self) -> Standing:
+        """What the decisions rest on."""
+
+    def placement(self, tenant_ref: str) -> Placement:
+        """The decisions about a tenant."""
+
+
+class Swept(Protocol):
+    """What is swept: an instance."""
+
+    @property
+    def cache(self) -> CacheStore:
+        """Where blocks are."""
+
+    @property
+    def residency(self) -> Decisions:
+        """Where they may be."""
+
+    @property
+    def handles(self) -> Iterable[Handle]:
+        """The requests that go on."""
+
+
+class Pacer(threading.local):
+    """Waits after work, for ``share`` of the time that it took, each thread after its own.
+
+    Requests go first: while ``asked``, which counts what they ask for, moves on, the share is
+    ``REST_WHILE_ASKED``. ``clock`` and ``sleep`` in seconds.
+    """
+
+    def __init__(
+        self,
+        share: float,
+        *,
+        asked: Callable[[], int] = lambda: 0,
+        clock: Callable[[], float] = time.perf_counter,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._share = share
+        self._asked = asked
+        self._clock = clock
+        self._sleep = sleep
+        self._since = clock()
+        self._seen = asked()
+
+    def __call__(self) -> None:
+        """Wait, where there was enough work since the last time."""
+        worked_s = self._clock() - self._since
+        if worked_s < _LEAST_WORK_S:
+            return
+        seen, self._seen = self._seen, self._asked()
+        share = self._share if seen == self._seen else REST_WHILE_ASKED
+        self._sleep(min(worked_s * share, LONGEST_WAIT_S))
+        self._since = self._clock()
+
+
+class Sweep:
+    """Passes over the cache of an instance; ``pause`` is called every few blocks and sessions."""
+
+    def __init__(self, instance: Swept, pause: Callable[[], None] = lambda: None) -> None:
         self._instance = instance
         self._pause = pause
         self._lock = threading.Lock()
@@ -55,20 +135,26 @@ class Sweep:
             self._blocks, self._size_bytes = {}, {}
 
     def run(self) -> int:
-        """One pass, where one is due; the blocks that it took away."""
+        """One pass, where one is due; the blocks that it took away.
+
+        Without any policy nothing is used, and nothing is taken away either: other instances may
+        use what is in Storage, and the policy that comes may allow it.
+        """
         with self._lock:
+            if self._instance.residency.standing is Standing.MISSING:
+                self._clean_left = 0
             if not self._clean_left:
                 return 0
             revision, passes = self._revision, self._passes
         if passes and self._is_mixed(revision):
             return 0
-        taken = sessions = 0
-        for tenant_ref, session_ref in self._instance.cache.session_refs():
-            placement = self._instance.residency.placement(tenant_ref)
-            found = self._sweep(tenant_ref, session_ref, placement)
-            taken += found
-            sessions += found > 0
-            self._pause()
+        refs = self._instance.cache.session_refs()
+        with ThreadPoolExecutor(_AT_A_TIME, thread_name_prefix="kvrun-sweep") as sweepers:
+            by_session: list[int] = []
+            for start in range(0, len(refs), _BATCH):
+                by_session += sweepers.map(self._sweep, refs[start : start + _BATCH])
+        sessions = sum(found > 0 for found in by_session)
+        taken = sum(by_session) + sum(map(self._trim, {tenant for tenant, _ in refs}))
         with self._lock:
             if revision != self._revision:
                 return taken  # begun anew meanwhile
@@ -94,20 +180,32 @@ class Sweep:
                 size_bytes=dict(self._size_bytes),
             )
 
-    def _sweep(self, tenant_ref: str, session_ref: str, placement: Placement) -> int:
+    def _sweep(self, ref: tuple[str, str]) -> int:
+        placement = self._instance.residency.placement(ref[0])
+        why = {tier: basis_in(placement, tier) for tier in _TIERS if not placement.allows(tier)}
+        left = self._instance.cache.leave(*ref, why, self._pause) if why else {}
+        self._pause()
+        return sum(self._count(placement, tier, *found) for tier, found in left.items())
+
+    def _trim(self, tenant_ref: str) -> int:
+        """Take away what a tenant has beyond ``max_bytes``."""
+        placement = self._instance.residency.placement(tenant_ref)
         taken = 0
         for tier in _TIERS:
-            if placement.allows(tier):
-                continue
-            reason = f"residency: {placement.row[tier].code()}"
-            blocks, size_bytes = self._instance.cache.leave(tenant_ref, session_ref, tier, reason)
-            if blocks:
-                name = tier.name.lower()
-                with self._lock:
-                    self._blocks[name] = self._blocks.get(name, 0) + blocks
-                    self._size_bytes[name] = self._size_bytes.get(name, 0) + size_bytes
-                taken += blocks
+            decision = placement.row[tier]
+            if decision.allowed and decision.max_bytes is not None:
+                basis = basis_in(placement, tier, BEYOND_BOUND)
+                left = self._instance.cache.trim(tenant_ref, tier, basis, self._pause)
+                taken += self._count(placement, tier, *left)
         return taken
+
+    def _count(self, placement: Placement, tier: Tier, blocks: int, size_bytes: int) -> int:
+        name = tier.name.lower()
+        with self._lock:
+            if blocks and placement.revision == self._revision:  # else begun anew meanwhile
+                self._blocks[name] = self._blocks.get(name, 0) + blocks
+                self._size_bytes[name] = self._size_bytes.get(name, 0) + size_bytes
+        return blocks
 
     def _sees_storage(self) -> bool:
         """What is in a store that does not answer is looked for when it does again."""

@@ -31,6 +31,7 @@ from kvrun.instance.protocol import (
     Released,
     Store,
 )
+from kvrun.instance.refusals import Refusals
 from kvrun.instance.sealing import SealingThreads
 from kvrun.instance.staging import StagingRegion
 from kvrun.seal.envelope import SALT_BYTES, sealed_size
@@ -107,8 +108,11 @@ class Transfers:
         handles: HandleTable,
         journal: Journal,
         threads: SealingThreads,
+        refusals: Refusals,
         tracing: Tracing | None = None,
     ) -> None:
+        """``refusals`` counts what is not sealed because of a policy."""
+        self._refusals = refusals
         self._tracing = tracing or NoTracing()
         self._handles = handles
         self._journal = journal
@@ -298,9 +302,11 @@ class Transfers:
         blocks: Sequence[BlockAt],
         reserved: list[tuple[bytes, Reservation]],
     ) -> None:
+        refs = (handle.keys.tenant_ref, handle.keys.session_ref)
+        allowed = self._refusals.judge(handle.placement, *refs, Tier.MEMORY)
         try:
             for block in blocks:
-                if handle.revoked or not handle.placement.allows(Tier.MEMORY):
+                if handle.revoked or not allowed:
                     break
                 sealed = self._seal_one(link, handle, block)
                 if sealed is not None:

@@ -6,22 +6,22 @@ each one that is told is on record in the log first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import msgspec
 
+from kvrun.cache.handles import Held
 from kvrun.instance.admin import UnknownOperationError
 from kvrun.instance.auditing import check_reason
 from kvrun.instance.instance import Instance
-from kvrun.keys.limits import KeyLimits
+from kvrun.keys.listing import SessionListing, SessionsAsked, TenantInfo, TenantsAsked
 from kvrun.keys.session import SessionInfo
 
 MAX_ROWS = 200
 MAX_IDS = 1000
 _Ids = Annotated[list[str], msgspec.Meta(max_length=MAX_IDS)]
-_T = TypeVar("_T")
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,20 +99,127 @@ class SessionList(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
+class KeptUse:
+    """What tenants and sessions keep. ``measure`` says what a session holds, by references;
+    ``looked_up`` puts on record that tenants' ids are told, by their references, and why."""
+
+    listing: SessionListing
+    measure: Callable[[str, str], Held]
+    looked_up: Callable[[Sequence[str], str], None]
+
+    def tenants(self, asked: Mapping[str, str]) -> TenantList:
+        """Tenants: all, or with ``query`` the one of that id and those whose reference begins so.
+
+        ``offset`` and ``limit`` (200 at most) cut the list; ``reason`` has ids told and logged.
+        Raises LookUpError, AuditUnavailableError.
+        """
+        query, reason = asked.get("query", ""), self._reason(asked)
+        offset, limit = _window(asked)
+        found = self.listing.tenants(
+            TenantsAsked(
+                ids=(query,),
+                begins=query.lower(),
+                offset=offset,
+                limit=limit,
+                named=bool(reason),
+            )
+        )
+        if reason and found.rows:
+            self.looked_up([row.tenant_ref for row in found.rows], reason)
+        rows = [self._tenant(row, told=bool(reason)) for row in found.rows]
+        return TenantList(rows, found.total)
+
+    def sessions(self, asked: Mapping[str, str]) -> SessionList:
+        """The sessions of one tenant, by its id (``tenant``) or its whole reference (``ref``)."""
+        tenant, ref = asked.get("tenant", ""), asked.get("ref", "").lower()
+        if not tenant and not ref:
+            raise UnknownOperationError("the operation needs an argument 'tenant' or 'ref'")
+        reason = self._reason(asked)
+        offset, limit = _window(asked)
+        found = self.listing.sessions(
+            SessionsAsked(tenant=tenant, ref=ref, offset=offset, limit=limit, named=bool(reason))
+        )
+        if reason and found.total:
+            self.looked_up([found.tenant_ref], reason)
+        return SessionList(found.tenant_ref, list(map(self._session, found.rows)), found.total)
+
+    def refs(self, asked: Mapping[str, str]) -> dict[str, str]:
+        """The references of those tenants that exist, by what was asked.
+
+        That is a JSON list of ids (``tenants``), or of references (``refs``).
+        """
+        name = "refs" if "refs" in asked else "tenants"
+        try:
+            wanted = tuple(msgspec.json.decode(asked.get(name, ""), type=_Ids))
+        except msgspec.MsgspecError as error:
+            raise UnknownOperationError(f"the argument {name!r} is malformed: {error}") from None
+        if name == "refs":
+            found = self.listing.tenants(TenantsAsked(refs=wanted, limit=MAX_IDS))
+            return {row.tenant_ref: row.tenant_ref for row in found.rows}
+        found = self.listing.tenants(TenantsAsked(ids=wanted, limit=MAX_IDS))
+        return {row.tenant: row.tenant_ref for row in found.rows}
+
+    def _tenant(self, row: TenantInfo, *, told: bool) -> TenantUsage:
+        held = [self.measure(row.tenant_ref, session) for session in row.session_refs]
+        return TenantUsage(
+            tenant_ref=row.tenant_ref,
+            tenant=row.tenant if told else "",
+            sessions=len(row.session_refs),
+            memory_blocks=sum(item.memory_blocks for item in held),
+            memory_bytes=sum(item.memory_bytes for item in held),
+            disk_blocks=sum(item.disk_blocks for item in held),
+            disk_bytes=sum(item.disk_bytes for item in held),
+            object_blocks=sum(item.object_blocks for item in held),
+            object_bytes=sum(item.object_bytes for item in held),
+            last_used_at=row.last_used_at,
+            expires_at=row.expires_at,
+        )
+
+    def _session(self, info: SessionInfo) -> SessionUsage:
+        held = self.measure(info.tenant_ref, info.session_ref)
+        return SessionUsage(
+            session_ref=info.session_ref,
+            session=info.session,
+            generation=info.generation,
+            memory_blocks=held.memory_blocks,
+            memory_bytes=held.memory_bytes,
+            disk_blocks=held.disk_blocks,
+            disk_bytes=held.disk_bytes,
+            object_blocks=held.object_blocks,
+            object_bytes=held.object_bytes,
+            created_at=info.created_at,
+            last_used_at=info.last_used_at,
+            expires_at=info.expires_at,
+        )
+
+    def _reason(self, asked: Mapping[str, str]) -> str:
+        return check_reason(asked["reason"]) if asked.get("reason") else ""
+
+
+@dataclass(frozen=True, slots=True)
 class UsageAccess:
-    """The operations on one instance. ``limits`` are those of its keys."""
+    """The operations on one instance."""
 
     instance: Instance
-    limits: KeyLimits
 
     def operations(self) -> dict[str, Callable[[Mapping[str, str]], object]]:
         """By name, for the admin service."""
         return {
             "usage": lambda _: self.usage(),
-            "usage_tenants": self.tenants,
-            "usage_sessions": self.sessions,
-            "usage_refs": self.refs,
+            "usage_tenants": self.kept.tenants,
+            "usage_sessions": self.kept.sessions,
+            "usage_refs": self.kept.refs,
         }
+
+    @property
+    def kept(self) -> KeptUse:
+        """What its tenants and sessions keep."""
+        instance = self.instance
+
+        def looked_up(tenant_refs: Sequence[str], reason: str) -> None:
+            instance.journal.looked_up(tenant_refs, reason, found=True)
+
+        return KeptUse(instance.keys.listing, instance.cache.measure, looked_up)
 
     def usage(self) -> Usage:
         """The instance as a whole."""
@@ -138,111 +245,9 @@ class UsageAccess:
             context_window=layout.context_window if layout is not None else 0,
         )
 
-    def tenants(self, asked: Mapping[str, str]) -> TenantList:
-        """Tenants: all, or with ``query`` the one of that id and those whose reference begins so.
 
-        ``offset`` and ``limit`` (200 at most) cut the list; ``reason`` has ids told and logged.
-        Raises LookUpError, AuditUnavailableError.
-        """
-        query = asked.get("query", "")
-        found: dict[str, list[SessionInfo]] = {}
-        for info in self.instance.keys.sessions():
-            if info.tenant == query or info.tenant_ref.startswith(query.lower()):
-                found.setdefault(info.tenant_ref, []).append(info)
-        ordered = sorted(found.values(), key=lambda infos: (-_last(infos), infos[0].tenant_ref))
-        reason = self._reason(asked)
-        rows = [self._tenant(infos, reason) for infos in _cut(ordered, asked)]
-        return TenantList(rows, len(found))
-
-    def sessions(self, asked: Mapping[str, str]) -> SessionList:
-        """The sessions of one tenant, by its id (``tenant``) or its whole reference (``ref``)."""
-        tenant, ref = asked.get("tenant", ""), asked.get("ref", "").lower()
-        if not tenant and not ref:
-            raise UnknownOperationError("the operation needs an argument 'tenant' or 'ref'")
-        found = [
-            info
-            for info in self.instance.keys.sessions()
-            if ref in ("", info.tenant_ref) and tenant in ("", info.tenant)
-        ]
-        found.sort(key=lambda info: (-info.last_used_at, info.session_ref))
-        reason = self._reason(asked)
-        if reason and found:
-            self.instance.journal.looked_up(found[0].tenant_ref, reason, found=True)
-        rows = [self._session(info, told=bool(reason)) for info in _cut(found, asked)]
-        return SessionList(found[0].tenant_ref if found else "", rows, len(found))
-
-    def refs(self, asked: Mapping[str, str]) -> dict[str, str]:
-        """The references of those tenants that exist, by what was asked.
-
-        That is a JSON list of ids (``tenants``), or of references (``refs``).
-        """
-        name = "refs" if "refs" in asked else "tenants"
-        try:
-            wanted = set(msgspec.json.decode(asked.get(name, ""), type=_Ids))
-        except msgspec.MsgspecError as error:
-            raise UnknownOperationError(f"the argument {name!r} is malformed: {error}") from None
-        found: dict[str, str] = {}
-        for info in self.instance.keys.sessions():
-            key = info.tenant_ref if name == "refs" else info.tenant
-            if key in wanted:
-                found[key] = info.tenant_ref
-        return found
-
-    def _tenant(self, infos: list[SessionInfo], reason: str) -> TenantUsage:
-        reference = infos[0].tenant_ref
-        if reason:
-            self.instance.journal.looked_up(reference, reason, found=True)
-        held = [self.instance.cache.measure(reference, info.session_ref) for info in infos]
-        return TenantUsage(
-            tenant_ref=reference,
-            tenant=infos[0].tenant if reason else "",
-            sessions=len(infos),
-            memory_blocks=sum(item.memory_blocks for item in held),
-            memory_bytes=sum(item.memory_bytes for item in held),
-            disk_blocks=sum(item.disk_blocks for item in held),
-            disk_bytes=sum(item.disk_bytes for item in held),
-            object_blocks=sum(item.object_blocks for item in held),
-            object_bytes=sum(item.object_bytes for item in held),
-            last_used_at=_last(infos),
-            expires_at=max(self._expires_at(info) for info in infos),
-        )
-
-    def _session(self, info: SessionInfo, *, told: bool) -> SessionUsage:
-        held = self.instance.cache.measure(info.tenant_ref, info.session_ref)
-        return SessionUsage(
-            session_ref=info.session_ref,
-            session=info.session if told else "",
-            generation=info.generation,
-            memory_blocks=held.memory_blocks,
-            memory_bytes=held.memory_bytes,
-            disk_blocks=held.disk_blocks,
-            disk_bytes=held.disk_bytes,
-            object_blocks=held.object_blocks,
-            object_bytes=held.object_bytes,
-            created_at=info.created_at,
-            last_used_at=info.last_used_at,
-            expires_at=self._expires_at(info),
-        )
-
-    def _expires_at(self, info: SessionInfo) -> float:
-        limits, ends = self.limits, [float(2**53)]
-        if limits.idle_timeout_s is not None:
-            ends.append(info.last_used_at + limits.idle_timeout_s)
-        if limits.absolute_timeout_s is not None:
-            ends.append(info.created_at + limits.absolute_timeout_s)
-        return min(ends)
-
-    def _reason(self, asked: Mapping[str, str]) -> str:
-        return check_reason(asked["reason"]) if asked.get("reason") else ""
-
-
-def _last(infos: Iterable[SessionInfo]) -> float:
-    return max(info.last_used_at for info in infos)
-
-
-def _cut(found: list[_T], asked: Mapping[str, str]) -> list[_T]:
-    offset, limit = _number(asked, "offset", 0), _number(asked, "limit", 50)
-    return found[offset : offset + min(limit, MAX_ROWS)]
+def _window(asked: Mapping[str, str]) -> tuple[int, int]:
+    return _number(asked, "offset", 0), min(_number(asked, "limit", 50), MAX_ROWS)
 
 
 def _number(asked: Mapping[str, str], name: str, default: int) -> int:

@@ -1,5 +1,6 @@
 """What an installation keeps of its policy: the active revision, how the last look at the
-repository went, and what the registry says of tenants. One file each, replaced as a whole."""
+repository went, what the registry says of tenants, and where instance and Storage were seen to be.
+One file each, replaced as a whole."""
 
 from __future__ import annotations
 
@@ -10,9 +11,10 @@ from typing import TypeVar
 
 import msgspec
 
-from kvrun.audit.segment import replace_file
-from kvrun.policy.errors import PolicyError
+from kvrun.durable import replace_private_file
+from kvrun.policy.errors import PolicyError, PolicyUnreadableError
 from kvrun.policy.matching import Tenant
+from kvrun.policy.observed import Observed
 
 MAX_HISTORY = 50
 MAX_TENANTS = 1_000_000
@@ -59,6 +61,14 @@ class SyncStatus(msgspec.Struct, frozen=True, kw_only=True):
     history: tuple[SyncOutcome, ...] = ()
 
 
+class SeenPlaces(msgspec.Struct, frozen=True, kw_only=True):
+    """Regions that were seen, ``by`` whom; empty where nobody said one."""
+
+    by: str
+    instance: str = ""
+    storage: str = ""
+
+
 class TenantEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What the registry says of one tenant."""
 
@@ -90,6 +100,11 @@ class PolicyFolder:
         return self.folder / "tenants.json"
 
     @property
+    def seen_file(self) -> Path:
+        """Where instance and Storage were seen to be."""
+        return self.folder / "seen.json"
+
+    @property
     def repository(self) -> Path:
         """The clone."""
         return self.folder / "repository.git"
@@ -106,6 +121,26 @@ class PolicyFolder:
         """Attributes by reference. Raises PolicyError."""
         entries = _read(self.tenants_file, list[TenantEntry]) or []
         return {entry.tenant_ref: tenant_of(entry) for entry in entries}
+
+    @property
+    def look_file(self) -> Path:
+        """Its time says when somebody last asked to look at the repository."""
+        return self.folder / "look"
+
+    def ask_for_look(self) -> None:
+        """Have the repository looked at soon, by whoever follows it. Raises PolicyError."""
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.look_file.touch(mode=0o600)
+        except OSError as error:
+            raise PolicyError(f"{self.look_file} cannot be written: {error.strerror}") from None
+
+    def look_asked_at(self) -> int:
+        """When that was, for comparing alone; 0 for never."""
+        try:
+            return self.look_file.stat().st_mtime_ns
+        except OSError:
+            return 0
 
     def activate(self, active: ActivePolicy) -> None:
         """Replace the active revision."""
@@ -126,6 +161,18 @@ class PolicyFolder:
         self._write(self.status_file, status)
         return status
 
+    def seen(self, by: str) -> Observed:
+        """The regions that were seen last, as far as the same were asked (``by``)."""
+        try:
+            found = _read(self.seen_file, SeenPlaces)
+        except PolicyError:
+            return Observed()  # they are asked again soon
+        return Observed(found.instance, found.storage) if found and found.by == by else Observed()
+
+    def put_seen(self, by: str, seen: Observed) -> None:
+        """Remember which regions were seen. Raises PolicyError."""
+        self._write(self.seen_file, SeenPlaces(by=by, instance=seen.instance, storage=seen.storage))
+
     def put_tenants(self, entries: Sequence[TenantEntry]) -> None:
         """Replace what is known of tenants."""
         if len(entries) > MAX_TENANTS:
@@ -135,7 +182,7 @@ class PolicyFolder:
     def _write(self, path: Path, value: object) -> None:
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            replace_file(path, msgspec.json.encode(value))
+            replace_private_file(path, msgspec.json.encode(value))
         except OSError as error:
             raise PolicyError(f"{path} cannot be written: {error.strerror}") from None
 
@@ -160,7 +207,7 @@ def _read(path: Path, kind: type[_T]) -> _T | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise PolicyError(f"{path} cannot be read: {error.strerror}") from None
+        raise PolicyUnreadableError(f"{path} cannot be read: {error.strerror}") from None
     if len(data) > _MAX_BYTES:
         raise PolicyError(f"{path} is larger than {_MAX_BYTES} bytes")
     try:

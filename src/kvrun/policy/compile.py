@@ -64,7 +64,8 @@ class Placement:
 
 
 class PolicyEngine(Protocol):
-    """Who answers where blocks may be. ``PolicyTable`` does; another engine can take its place."""
+    """Who answers where blocks may be. ``PolicyTable`` does, whichever engine made it (``engine``);
+    another can take its place."""
 
     @property
     def revision(self) -> str:
@@ -103,7 +104,7 @@ class CompiledRevision:
         self,
         revision: Revision,
         facts: InstanceFacts,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = time.thread_time,
     ) -> None:
         self.revision = revision
         self.facts = facts
@@ -138,6 +139,10 @@ class CompiledRevision:
         self._budget = Budget(self._clock)
         rows = {ref: self.row(tenant) for ref, tenant in tenants.items()}
         return PolicyTable(self.revision.id, self.row(Tenant()), rows)
+
+    def at(self, facts: InstanceFacts) -> CompiledRevision:
+        """The same revision for another instance, or the same one elsewhere."""
+        return CompiledRevision(self.revision, facts, self._clock)
 
     def about(self, tenant: Tenant) -> list[tuple[Rule, Matched]]:
         """The documents that are, or may be, about a tenant."""
@@ -227,13 +232,14 @@ def aged_table(table: PolicyTable) -> PolicyTable:
 
 
 def warned_table(table: PolicyTable) -> PolicyTable:
-    """The same decisions without effect: everything is allowed for any time, and why it would not
-    be stays."""
+    """The same decisions without effect: everything is allowed, for any time and of any size, and
+    why it would not be stays."""
     done: dict[int, Row] = {}
 
     def allowed(row: Row) -> Row:
         if id(row) not in done:
-            done[id(row)] = _row([replace(decision, allowed=True, ttl_s=None) for decision in row])
+            free = [replace(of, allowed=True, ttl_s=None, max_bytes=None) for of in row]
+            done[id(row)] = _row(free)
         return done[id(row)]
 
     rows = {ref: allowed(row) for ref, row in table.rows.items()}

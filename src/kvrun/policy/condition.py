@@ -35,7 +35,8 @@ class ConditionError(PolicyError):
 
 @dataclass(slots=True)
 class Budget:
-    """The time that evaluations may take; ``clock`` in seconds, monotonic."""
+    """The time that evaluations may take. ``clock`` in seconds, best of the thread's own processor
+    time: on a busy machine a good condition may take long by the wall clock."""
 
     clock: Callable[[], float]
     left_s: float = MAX_TOTAL_S

@@ -69,6 +69,27 @@ def diff_decisions(
     return sorted(flips, key=lambda flip: (flip.after.allowed, -flip.tenants, flip.tier))
 
 
+def is_stricter(before: PolicyTable, after: PolicyTable) -> bool:
+    """Whether some decision of ``after`` allows less than that of ``before``, about any tenant that
+    either of them knows or about one of whom nothing is known."""
+    refs = {UNKNOWN, *before.rows, *after.rows}
+    return any(
+        _allows_less(is_, was)
+        for ref in refs
+        for was, is_ in zip(before.row(ref), after.row(ref), strict=True)
+    )
+
+
+def _allows_less(is_: Decision, was: Decision) -> bool:
+    if not was.allowed or not is_.allowed:
+        return was.allowed
+    return _is_lower(is_.ttl_s, was.ttl_s) or _is_lower(is_.max_bytes, was.max_bytes)
+
+
+def _is_lower(limit: int | None, before: int | None) -> bool:
+    return limit is not None and (before is None or limit < before)
+
+
 def _answer(decision: Decision) -> tuple[bool, int | None, int | None]:
     return decision.allowed, decision.ttl_s, decision.max_bytes
 
@@ -77,8 +98,15 @@ def _different(path: str, was: object, is_: object) -> Iterable[str]:
     if isinstance(was, Mapping) and isinstance(is_, Mapping):
         for key in sorted({*was, *is_}, key=str):
             yield from _different(f"{path}.{key}" if path else str(key), was.get(key), is_.get(key))
+    elif was != is_ and (_has_parts(was) or _has_parts(is_)):
+        yield f"{path}: changed"
     elif was != is_:
         yield f"{path}: {_shown(was)} -> {_shown(is_)}"
+
+
+def _has_parts(value: object) -> bool:
+    """Whether it is a list of what no line can show, such as tests."""
+    return isinstance(value, list | tuple) and any(isinstance(item, Mapping) for item in value)
 
 
 def _shown(value: object) -> str:

@@ -27,6 +27,10 @@ class PolicyError(KvrunError):
     """A policy, or what should be done with one, is not right."""
 
 
+class PolicyUnreadableError(PolicyError):
+    """A file could not be read now; what it says may be right."""
+
+
 class PolicyRejectedError(PolicyError):
     """A revision that cannot be used; ``problems`` says where and why."""
 

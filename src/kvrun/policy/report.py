@@ -3,72 +3,66 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 from kvrun.audit.record import Event, Record, as_line
 from kvrun.policy.document import TIER_NAMES, Tier
+from kvrun.policy.held import Held, HeldSession
 from kvrun.policy.matching import InstanceFacts
+from kvrun.policy.observed import places_of
 
 KEYS, LOGS = "keys", "log"
-_ENDS = (Event.ERASED, Event.EXPIRED, Event.KEY_DESTROYED)
-_TIERS = frozenset(TIER_NAMES)
 
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """What one tier holds in one region. ``users`` are tenants with blocks or keys there."""
+    """What one tier holds in one region. ``users`` are tenants with blocks or keys there.
+
+    ``recorded``: the region is what the log says of that time, and not of the configuration now.
+    """
 
     region: str
     tier: str
     users: int
     blocks: int
     size_bytes: int
-
-
-@dataclass(slots=True)
-class _Session:
-    tenant_ref: str
-    has_key: bool = False
-    blocks: dict[str, int] = field(default_factory=dict)
-    size_bytes: dict[str, int] = field(default_factory=dict)
-
-    def add(self, tier: str, blocks: int, size_bytes: int) -> None:
-        # Evictions may be written later than what they made room for: never below nothing.
-        self.blocks[tier] = max(0, self.blocks.get(tier, 0) + blocks)
-        self.size_bytes[tier] = max(0, self.size_bytes.get(tier, 0) + size_bytes)
+    recorded: bool = False
 
 
 def holdings(records: Iterable[Record], facts: InstanceFacts, at: str = "") -> list[Holding]:
     """What the log says was where before ``at`` (as a record's time is written; empty: its end).
 
-    Plaintext in GPU memory has no bytes in the log and is left out.
+    Regions are those of the last ``policy_activated`` record before ``at``, as decisions rested on
+    them; without one those of ``facts``. Plaintext in GPU memory has no bytes in the log and is
+    left out.
     """
-    sessions: dict[tuple[str, str], _Session] = {}
+    places: tuple[str, str] | None = None
+    held = Held()
     log_records = log_bytes = 0
     for record in records:
         if at and record.ts >= at:
             break
         log_records += 1
         log_bytes += len(as_line(record)) + 1
-        if record.event is Event.LOG_OPENED:
-            for session in sessions.values():
-                session.blocks.pop("memory", None)
-                session.size_bytes.pop("memory", None)
-        elif record.session_ref:
-            _apply(sessions, record)
+        if record.event is Event.POLICY_ACTIVATED:
+            places = places_of(record.reason) or places
+        held.apply(record)
+    recorded = places is not None
+    here, storage = places or (facts.region, facts.place(Tier.OBJECT).region)
+    sessions = list(held.sessions.values())
     found = [
-        _held(list(sessions.values()), TIER_NAMES[tier], facts.place(tier).region)
+        _held(sessions, TIER_NAMES[tier], storage if tier is Tier.OBJECT else here)
         for tier in Tier
         if tier is not Tier.GPU
     ]
-    keys = {session.tenant_ref for session in sessions.values() if session.has_key}
-    count = sum(session.has_key for session in sessions.values())
-    found.append(Holding(facts.region, KEYS, len(keys), count, 0))
-    found.append(Holding(facts.region, LOGS, 0, log_records, log_bytes))
-    return found
+    keys = {session.tenant_ref for session in sessions if session.has_key}
+    count = sum(session.has_key for session in sessions)
+    found.append(Holding(here, KEYS, len(keys), count, 0))
+    found.append(Holding(here, LOGS, 0, log_records, log_bytes))
+    return [replace(holding, recorded=recorded) for holding in found]
 
 
-def _held(sessions: list[_Session], tier: str, region: str) -> Holding:
+def _held(sessions: list[HeldSession], tier: str, region: str) -> Holding:
     holding = [session for session in sessions if session.blocks.get(tier)]
     return Holding(
         region,
@@ -77,26 +71,3 @@ def _held(sessions: list[_Session], tier: str, region: str) -> Holding:
         sum(session.blocks[tier] for session in holding),
         sum(session.size_bytes.get(tier, 0) for session in holding),
     )
-
-
-def _apply(sessions: dict[tuple[str, str], _Session], record: Record) -> None:
-    key = (record.tenant_ref, record.session_ref)
-    if record.event in _ENDS and not record.tier:
-        sessions.pop(key, None)
-        return
-    session = sessions.get(key)
-    if session is None:
-        session = sessions[key] = _Session(record.tenant_ref)
-    event, blocks, size = record.event, record.blocks, record.bytes
-    if event is Event.KEY_CREATED:
-        session.has_key = True
-    elif event is Event.SEALED:
-        session.add(record.tier, blocks, size)
-    elif event in (Event.EVICTED, Event.EXPIRED) and record.tier in _TIERS:
-        session.add(record.tier, -blocks, -size)
-    elif event in (Event.PERSISTED, Event.RESTORED):
-        session.add(record.tier_to, blocks, size)
-    elif event is Event.MOVED:
-        session.add(record.tier, -blocks, -size)
-        if record.tier_to:
-            session.add(record.tier_to, blocks, size)

@@ -60,7 +60,7 @@ class Revision:
 def parse_revision(
     files: Mapping[str, bytes],
     revision_id: str,
-    clock: Callable[[], float] = time.monotonic,
+    clock: Callable[[], float] = time.thread_time,
 ) -> Revision:
     """The revision in ``files``, content by path.
 

@@ -6,6 +6,7 @@ from kvrun.config import KvrunConfig
 from kvrun.policy.bundle import PolicyFolder
 from kvrun.policy.document import Tier
 from kvrun.policy.matching import InstanceFacts, Place
+from kvrun.policy.observed import believed
 from kvrun.policy.sync import SyncSettings
 
 
@@ -21,6 +22,17 @@ def facts_of(config: KvrunConfig) -> InstanceFacts:
         region=residency.region,
         places={Tier.OBJECT: storage},
     )
+
+
+def asked_of(config: KvrunConfig) -> str:
+    """Who is asked where instance and Storage are: another is to be asked anew."""
+    bucket = config.storage.url if config.residency.bucket_location and config.object_tier else ""
+    return f"{config.residency.instance_metadata} {bucket}"
+
+
+def believed_facts(config: KvrunConfig) -> InstanceFacts:
+    """What the daemon's decisions rest on: a place that was seen elsewhere is in no region."""
+    return believed(facts_of(config), folder_of(config).seen(asked_of(config)))
 
 
 def folder_of(config: KvrunConfig) -> PolicyFolder:

@@ -1,13 +1,16 @@
 """Bringing a repository's policy here: fetch, check, and switch in one step or not at all.
 
 A commit is taken where it follows the active one, is signed if it must be, holds only policies that
-are right and whose tests pass, and can be compiled for this instance and its tenants. Otherwise the
-active revision stays. Everything that git receives is bounded in time and size; no hook runs.
+are right and whose tests pass, can be compiled for this instance and its tenants, and was tried on
+what is placed now. Otherwise the active revision stays. Where that last cannot be done, a commit
+that takes something away is taken all the same: to refuse it would keep what it forbids. Everything
+that git receives is bounded in time and size; no hook runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -15,16 +18,21 @@ from pathlib import Path
 from kvrun.errors import KvrunError
 from kvrun.git import Git, GitAccess, GitError, TreeEntry
 from kvrun.policy.bundle import ActivePolicy, Origin, PolicyFolder, SyncOutcome
-from kvrun.policy.compile import CompiledRevision
+from kvrun.policy.compile import CompiledRevision, PolicyTable, closed_table
+from kvrun.policy.diff import is_stricter
 from kvrun.policy.errors import PolicyError, PolicyRejectedError, Problem
+from kvrun.policy.held import HeldSession, would_leave
 from kvrun.policy.matching import InstanceFacts
 from kvrun.policy.revision import MAX_FILES, MAX_TOTAL_BYTES, Revision, parse_revision
 from kvrun.policy.source import MAX_FILE_BYTES
 from kvrun.policy.testing import run_tests
 
 MAX_PACK_BYTES = 64 << 20
-_KEPT_REF = "refs/kvrun/active"
+KEPT_REF = "refs/kvrun/active"
+_KEPT_REVISIONS = "refs/kvrun/revisions/"
 _SUFFIXES = (".yaml", ".yml")
+_TRY_AGAIN_S = 3600.0
+"""After so long a commit is tried again on what is placed, where that could not be said."""
 
 
 class Outcome(StrEnum):
@@ -59,22 +67,27 @@ class SyncSettings:
 
 
 class PolicySync:
-    """Follows one branch or tag. ``now`` in seconds since 1970, ``clock`` monotonic."""
+    """Follows one branch or tag. ``facts`` answers what decisions rest on now, ``placed`` which
+    sessions have blocks where; ``now`` in seconds since 1970, ``clock`` measures the effort of
+    conditions."""
 
     def __init__(
         self,
         folder: PolicyFolder,
         settings: SyncSettings,
-        facts: InstanceFacts,
+        facts: Callable[[], InstanceFacts],
         *,
         now: Callable[[], float],
         clock: Callable[[], float],
+        placed: Callable[[], Iterable[HeldSession]] | None = None,
     ) -> None:
         self._folder = folder
         self._settings = settings
         self._facts = facts
         self._now = now
         self._clock = clock
+        self._placed = placed
+        self._trial: _Trial | None = None
 
     def run(self) -> SyncOutcome:
         """Look at the repository once; what came of it is also put on record in the folder.
@@ -90,20 +103,26 @@ class PolicySync:
                 return self._done(Outcome.UNCHANGED, commit, confirmed=True)
             origin = self._origin(git, commit, active)
             files = read_commit(git, commit, self._settings.path)
-            note = check_revision(
-                parse_revision(files, commit, self._clock),
-                self._facts,
-                self._folder,
-                self._clock,
-            )
+            revision = parse_revision(files, commit, self._clock)
+            table, note = check_revision(revision, self._facts(), self._folder, self._clock)
+            note += self._try_on_placed(commit, table, active)
         except PolicyRejectedError as error:
+            _tidy(git)
             return self._rejected(commit, [str(problem) for problem in error.problems])
         except (GitError, PolicyError) as error:
-            _remove_half_packs(self._folder.repository)
+            too_large = _remove_half_packs(self._folder.repository)
             if commit:
                 return self._rejected(commit, [error.message])
-            return self._done(Outcome.UNREACHABLE, "", problems=(_one_line(error),))
-        git.update(_KEPT_REF, commit, git.resolve(_KEPT_REF))
+            problem = _one_line(error)
+            if too_large:
+                text = f"more than {MAX_PACK_BYTES} bytes come with it: a file that is too large?"
+                problem = str(_about(self._settings, text))
+            return self._done(Outcome.UNREACHABLE, "", problems=(problem,))
+        git.update(KEPT_REF, commit, git.resolve(KEPT_REF))
+        # A revision that was in force stays, also when a later one does not build on it.
+        kept = f"{_KEPT_REVISIONS}{commit}"
+        git.update(kept, commit, git.resolve(kept))
+        _tidy(git)
         self._folder.activate(
             ActivePolicy(
                 origin=origin,
@@ -153,6 +172,33 @@ class PolicySync:
             committed_at=signed.committed_at,
             signed_by=signed.signer,
         )
+
+    def _try_on_placed(self, commit: str, table: PolicyTable, active: ActivePolicy | None) -> str:
+        """How many blocks have to leave which tier, for the note; counted once a commit.
+
+        Raises PolicyRejectedError where that cannot be said and the commit takes nothing away.
+        """
+        if self._placed is None:
+            return ""
+        trial, now = self._trial, self._now()
+        if trial is None or trial.commit != commit or now >= trial.again_at:
+            trial = self._trial = _try(commit, table, self._placed, now)
+        if trial.failed and not is_stricter(self._in_force(active), table):
+            text = (
+                f"it cannot be tried on what is placed now ({trial.said}): until then only what"
+                " takes something away is taken"
+            )
+            raise PolicyRejectedError([_about(self._settings, text)])
+        return f"; blocks that have to leave: {trial.said}"
+
+    def _in_force(self, active: ActivePolicy | None) -> PolicyTable:
+        """What decides now about the tenants that are known."""
+        facts, tenants = self._facts(), self._folder.tenants()
+        if active is not None:
+            with contextlib.suppress(PolicyError):  # then it decides nothing in a daemon either
+                revision = revision_of(active, self._clock)
+                return CompiledRevision(revision, facts, self._clock).table(tenants)
+        return closed_table(facts, tenants)
 
     def _rejected(self, commit: str, problems: list[str]) -> SyncOutcome:
         return self._done(Outcome.REJECTED, commit, problems=tuple(problems[:20]))
@@ -218,11 +264,14 @@ def read_folder(folder: Path) -> dict[str, bytes]:
 
 
 def check_revision(
-    revision: Revision, facts: InstanceFacts, folder: PolicyFolder, clock: Callable[[], float]
-) -> str:
+    revision: Revision,
+    facts: InstanceFacts,
+    folder: PolicyFolder,
+    clock: Callable[[], float],
+) -> tuple[PolicyTable, str]:
     """Run the inline tests and compile for the instance and its tenants; a line about that.
 
-    Raises PolicyRejectedError.
+    Raises PolicyRejectedError, and PolicyError where it cannot be said who the tenants are.
     """
     run = run_tests(revision, clock)
     if run.failures:
@@ -230,10 +279,11 @@ def check_revision(
     tenants = folder.tenants()
     table = CompiledRevision(revision, facts, clock).table(tenants)
     away = sum(not row[0].allowed for row in table.rows.values())
-    return (
+    note = (
         f"{len(revision.rules)} policies, {run.passed} tests, {len(tenants)} tenants,"
         f" {away} of them not to be served here"
     )
+    return table, note
 
 
 def revision_of(active: ActivePolicy, clock: Callable[[], float]) -> Revision:
@@ -242,10 +292,43 @@ def revision_of(active: ActivePolicy, clock: Callable[[], float]) -> Revision:
     return parse_revision(files, active.origin.revision, clock)
 
 
-def _remove_half_packs(repository: Path) -> None:
-    """What git leaves of a pack that was too large, or came too slowly."""
-    for path in (repository / "objects").rglob("tmp_*"):
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """What came of trying a commit on what is placed, and until when that counts."""
+
+    commit: str
+    said: str
+    failed: bool = False
+    again_at: float = float("inf")
+
+
+def _try(
+    commit: str, table: PolicyTable, placed: Callable[[], Iterable[HeldSession]], now: float
+) -> _Trial:
+    """No fault in it may keep a stricter revision from coming into force: nothing is raised."""
+    try:
+        leaving = would_leave(table, placed())
+    except Exception as error:
+        why = _one_line(error) if isinstance(error, KvrunError) else type(error).__name__
+        return _Trial(commit, f"unknown: {why}", failed=True, again_at=now + _TRY_AGAIN_S)
+    by_tier = [f"{blocks} from {tier}" for tier, blocks in sorted(leaving.items())]
+    return _Trial(commit, ", ".join(by_tier) or "none")
+
+
+def _tidy(git: Git) -> None:
+    """Let git put packs together and remove what no kept commit needs; another time, where that
+    takes too long."""
+    with contextlib.suppress(GitError):
+        git.tidy()
+
+
+def _remove_half_packs(repository: Path) -> bool:
+    """What git leaves of a pack that was too large, or came too slowly; whether it was the size."""
+    found = list((repository / "objects").rglob("tmp_*"))
+    too_large = any(path.stat().st_size >= MAX_PACK_BYTES for path in found)
+    for path in found:
         path.unlink(missing_ok=True)
+    return too_large
 
 
 def _wrong(entry: TreeEntry) -> str:

@@ -40,7 +40,7 @@ class Explanation:
     traces: tuple[Trace, ...]
 
 
-def run_tests(revision: Revision, clock: Callable[[], float] = time.monotonic) -> InlineRun:
+def run_tests(revision: Revision, clock: Callable[[], float] = time.thread_time) -> InlineRun:
     """Run every inline test against the whole revision.
 
     Raises PolicyRejectedError where a condition takes too long.
@@ -62,7 +62,7 @@ def explain(
     facts: InstanceFacts,
     tenant: Tenant,
     tier: Tier,
-    clock: Callable[[], float] = time.monotonic,
+    clock: Callable[[], float] = time.thread_time,
 ) -> Explanation:
     """Why blocks of a tenant may or may not be in a tier of an instance."""
     compiled = CompiledRevision(revision, facts, clock)
