@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -14,9 +15,13 @@ from kvrun.models.folders import cache_folder
 from kvrun.models.tiny import TinyShape, ensure_tiny_model
 from support.daemon import PATIENT, Daemon
 
+collect_ignore = []
 if importlib.util.find_spec("sglang") is None:
     # They run in the environment that scripts/sglang-venv.sh makes.
-    collect_ignore = ["test_sglang_cache.py", "test_sglang_engine.py"]
+    collect_ignore += ["test_sglang_cache.py", "test_sglang_checks.py", "test_sglang_engine.py"]
+if "KVRUN_LLAMA_SERVER" not in os.environ:
+    # scripts/llama-server.sh builds one, for a quarter of an hour.
+    collect_ignore += ["test_llama_stock.py"]
 
 
 @pytest.fixture(scope="session")

@@ -19,7 +19,7 @@ from support.daemon import Daemon
 from support.engine import Ask
 
 WINDOW, SLOTS = 2048, 2
-_TIMEOUT_S = 120
+_TIMEOUT_S = 900
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +43,14 @@ class RefusedError(Exception):
 class SlotServer:
     """One slot server on a daemon; ``ask`` fits ``support.client.ask``."""
 
-    def __init__(self, daemon: Daemon, model: Path, *extra: str, binary: str = "") -> None:
+    def __init__(
+        self, daemon: Daemon, model: Path, *extra: str, binary: str = "", threads: int = 1
+    ) -> None:
         self.daemon = daemon
         self._model = model
         self._extra = extra
         self._binary = binary
+        self._threads = threads
         self.run = daemon.socket.parent
         self.url = f"unix:{self.run}/engine.sock"
         self.log = daemon.folder / "engine.log"
@@ -58,7 +61,7 @@ class SlotServer:
         command = [
             sys.executable, "-m", "kvrun.engines.llama_cpp.serve", "--model", str(self._model),
             "--name", "gemma", "--context-window", str(WINDOW), "--slots", str(SLOTS),
-            "--threads", "1", "--instance-socket", str(self.daemon.socket),
+            "--threads", str(self._threads), "--instance-socket", str(self.daemon.socket),
             "--backend-socket", str(self.run / "llama.sock"),
             "--uds", str(self.run / "engine.sock"),
         ]  # fmt: skip
@@ -129,6 +132,15 @@ class SlotServer:
         if answer.status != 200:
             raise RefusedError(answer.status, found)
         return found
+
+    def open(self, path: str, body: dict[str, Any]) -> bytes:
+        """All that a request with a streamed answer brings."""
+        connection = connect(self.url, _TIMEOUT_S)
+        try:
+            connection.request("POST", path, json.dumps(body))
+            return connection.getresponse().read()
+        finally:
+            connection.close()
 
     def stream(self, ask: Ask, **fields: object) -> tuple[http.client.HTTPConnection, Any]:
         """Begin a streamed completion; its connection and its answer."""

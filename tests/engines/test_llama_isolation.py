@@ -21,7 +21,7 @@ from support.client import prompt
 from support.memory import find_in_memory
 
 pytest.importorskip("xllamacpp")
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.real("llama.cpp")]
 
 
 def shape(folder: Path) -> ServerShape:

@@ -23,7 +23,14 @@ from kvrun.engines.llama_cpp.arguments import (
     server_arguments,
 )
 from kvrun.engines.llama_cpp.checkpoints import CHECKPOINT_TOKENS, chain_hashes, chunk_hash
-from kvrun.engines.llama_cpp.fields import CHAT_PATH, RequestError, check_window, read_request
+from kvrun.engines.llama_cpp.fields import (
+    CHAT_PATH,
+    UNGOVERNED_PATHS,
+    RequestError,
+    check_window,
+    passed_fields,
+    read_request,
+)
 from kvrun.engines.llama_cpp.pieces import (
     HEAD_BYTES,
     PIECE_BYTES,
@@ -242,6 +249,51 @@ def test_only_known_fields_reach_llama_cpp() -> None:
 def test_a_field_that_chooses_a_slot_or_is_not_served_is_refused(field: str) -> None:
     with pytest.raises(RequestError, match=field):
         read_request("/v1/completions", {"prompt": "a", field: 2})
+
+
+STAMPS = {"model": "m", "cache_salt": "s", "kv_transfer_params": {"kvrun_claim": "c"}}
+
+
+@pytest.mark.parametrize(
+    ("path", "asked", "without_effect"),
+    [
+        (
+            "/v1/embeddings",
+            {"input": ["a", "b"], "encoding_format": "base64"},
+            {"user": "u", "dimensions": None},
+        ),
+        (
+            "/v1/responses",
+            {"input": "a", "tools": [], "max_output_tokens": 5, "top_p": 0.5, "stream": True},
+            {"store": False, "truncation": "disabled", "text": {"format": {"type": "text"}}},
+        ),
+        (
+            "/v1/messages",
+            {"messages": [], "system": "s", "max_tokens": 5, "stop_sequences": ["x"]},
+            {"metadata": {"user_id": "u"}, "service_tier": "auto"},
+        ),
+    ],
+)
+def test_only_the_listed_fields_reach_llama_cpps_own_paths(
+    path: str, asked: dict[str, object], without_effect: dict[str, object]
+) -> None:
+    assert passed_fields(path, {**asked, **without_effect, **STAMPS}) == asked
+
+
+@pytest.mark.parametrize("path", sorted(UNGOVERNED_PATHS))
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("id_slot", 1), ("cache_prompt", True), ("n_cache_reuse", 64), ("lora", []), ("n_predict", 9),
+     ("grammar", "root ::= x"), ("samplers", []), ("return_progress", True), ("n_keep", 1),
+     ("dimensions", 8), ("truncation", "auto"), ("text", {"format": {"type": "json_object"}}),
+     ("prompt", "p"), ("vllm_xargs", {"a": 1}), ("store", True)],
+)  # fmt: skip
+def test_a_field_beside_the_list_is_refused_on_llama_cpps_own_paths(
+    path: str, field: str, value: object
+) -> None:
+    with pytest.raises(RequestError, match=field) as refused:
+        passed_fields(path, {**STAMPS, field: value})
+    assert refused.value.param == field
 
 
 @pytest.mark.parametrize("prompt", [None, 3, [], ["a", "b"], [[1], [2]], [1, "a"], [-1], [True]])

@@ -1,5 +1,6 @@
 """Pages travel whole between the engine's tensors and staging, and never outside either."""
 
+import contextlib
 import random
 
 import pytest
@@ -141,3 +142,84 @@ def test_cuda_gather_waits_for_the_compute_stream():
         assert (staging == 9).all()
     finally:
         copier.close()
+
+
+@pytest.mark.cuda
+def test_cuda_zeroes_after_what_is_being_computed_and_before_what_comes():
+    kv = tensors("cuda")
+    copier = CudaPageCopier(kv, GROUPS, torch.zeros(1 << 20, dtype=torch.uint8))
+    try:
+        before = [tensor.clone() for tensor in kv]
+        torch.cuda._sleep(200_000_000)
+        kv[0][2].fill_(9)  # a kernel that still writes the page
+        handle = copier.submit_zero([2, 5])
+        seen = [tensor.clone() for tensor in kv]  # a kernel that comes after
+        copier.wait(handle)
+        for tensor, old in zip(seen, before, strict=True):
+            for block in range(BLOCKS):
+                wanted = torch.zeros_like(old[block]) if block in (2, 5) else old[block]
+                assert torch.equal(tensor[block], wanted)
+    finally:
+        copier.close()
+
+
+@pytest.fixture
+def playing_cuda(monkeypatch):
+    """Streams and events that write down what happens in which order; memory is the host's."""
+    happened, active = [], ["compute"]
+
+    class Event:
+        def record(self, stream):
+            happened.append(("event", getattr(stream, "name", stream)))
+
+        def query(self):
+            return True
+
+        def synchronize(self):
+            happened.append(("synchronized",))
+
+    class Stream:
+        name = "copies"
+
+        def wait_stream(self, stream):
+            happened.append(("waits", self.name, stream))
+
+    @contextlib.contextmanager
+    def on(stream):
+        active.append(stream.name)
+        yield
+        active.pop()
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "stream", on)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: active[-1])
+
+    def copier(kv, staging):
+        made = CudaPageCopier.__new__(CudaPageCopier)
+        made._layout = CpuPageCopier(kv, GROUPS, staging)._layout
+        made._device = "cuda:0"
+        made._tensors = [tensor.flatten(1).view(torch.uint8) for tensor in kv]
+        made._host, made._stream, made._pinned = made._layout.staging, Stream(), False
+        return made
+
+    return copier, happened
+
+
+def test_the_path_for_cuda_copies_and_zeroes_the_same_pages_in_the_right_order(playing_cuda):
+    """What can be shown without a GPU: which bytes go where, and what waits for what."""
+    made, happened = playing_cuda
+    kv = tensors()
+    copier = made(kv, torch.zeros(1 << 16, dtype=torch.uint8))
+    round_trip(copier, kv)
+    assert happened[:2] == [("waits", "copies", "compute"), ("event", "copies")]
+    happened.clear()
+    before = [tensor.clone() for tensor in kv]
+    copier.wait(copier.submit_zero([2, 5]))
+    # On the compute stream itself: after what runs, before what comes.
+    assert happened == [("event", "compute"), ("synchronized",)]
+    for tensor, old in zip(kv, before, strict=True):
+        for block in range(BLOCKS):
+            wanted = torch.zeros_like(old[block]) if block in (2, 5) else old[block]
+            assert torch.equal(tensor[block], wanted)
+    with pytest.raises(PageLayoutError, match="block 7"):
+        copier.submit_zero([BLOCKS])

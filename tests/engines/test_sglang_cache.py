@@ -39,12 +39,13 @@ from kvrun.engines.admission import State
 from kvrun.engines.sglang.governance import EngineSettingError
 from kvrun.engines.sglang.radixcache import KvrunRadixCache, governed_cache
 from kvrun.engines.sglang.storage import KvrunStorage
+from kvrun.erasure.certificate import ErasureStatement
 from kvrun.instance.protocol import Scrub, page_owner
 from support.announcing import announced
 from support.client import prompt
 from support.daemon import Daemon
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.long, pytest.mark.real("SGLang"), pytest.mark.timeout(600)]
 
 PAGE, PAGES, TOKENS = 16, 8, 1024
 
@@ -306,15 +307,11 @@ def test_the_daemons_own_question_is_answered_with_true_figures(rig: Rig) -> Non
     _, rows = rig.stored("asked", tokens)
     import threading
 
-    done: list[object] = []
-    thread = threading.Thread(
-        target=lambda: done.append(
-            rig.daemon.admin("erase_session", tenant="asked", session="default")
-        )
-    )
+    done: list[ErasureStatement] = []
+    thread = threading.Thread(target=lambda: done.append(rig.daemon.erase_session("asked")))
     thread.start()
     rig.until(lambda: not thread.is_alive())
-    assert "not confirmed" not in str(done[0])
+    rig.until(lambda: rig.daemon.confirmed(done[0]))
     assert rig.empty(rows)
 
 

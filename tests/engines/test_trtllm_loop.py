@@ -267,8 +267,8 @@ def test_erasing_reaches_the_engine_and_says_what_running_requests_hold(
     assert not executor.tensor[blocks].any()
     eventually(lambda: finished._calls[-1].reported == 0, "the rest is reported")
     assert finished._calls[-1].scrubbed == len(blocks)
-    done = daemon.admin("erase_session", tenant=tenant, session=named(executor))
-    assert "not confirmed" not in str(done)
+    stated = daemon.erase_session(tenant, named(executor))
+    eventually(lambda: daemon.confirmed(stated), "the engine confirms")
     assert not executor.tensor.any()
     assert ask(daemon, executor, tenant, tokens).matched == 0
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 pytest.importorskip("torch")
 
 from kvrun.engines.blocks import OpenBlock
-from kvrun.engines.tensorrt_llm import interface
+from kvrun.engines.tensorrt_llm import governance, interface
 from kvrun.engines.tensorrt_llm.connector import KvrunScheduler, KvrunWorker
 from kvrun.engines.tensorrt_llm.governance import EngineSettingError
 from kvrun.engines.tensorrt_llm.plan import NoSuchBlockError, RequestPlan
@@ -103,6 +103,32 @@ def test_both_halves_refuse_what_would_leak_or_break_a_promise(
     for half in (KvrunScheduler, KvrunWorker):
         with pytest.raises(EngineSettingError, match=message):
             half(llm_args(**change))
+
+
+@pytest.mark.parametrize(
+    ("version", "known", "message"),
+    [
+        ("1.1.0", True, r"1\.1\.0 is installed.* for 1\.2 and later"),
+        ("0.21.0rc1", True, r"1\.2 and later"),
+        ("main", True, r"1\.2 and later"),
+        ("9.0.0", False, r"9\.0\.0 has no connector interface"),
+        ("1.2.1", True, None),
+        ("1.3.0rc11", True, None),
+        ("2.0", True, None),
+    ],
+)
+def test_a_release_that_kvrun_was_not_written_for_is_refused(
+    version: str, known: bool, message: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(governance, "engine_version", lambda: version)
+    if known:
+        monkeypatch.setattr(governance, "connector_bases", lambda: (object, object))
+    if message is None:
+        governance.check_engine(llm_args())
+        return
+    with pytest.raises(EngineSettingError, match=message) as refused:
+        KvrunWorker(llm_args())
+    assert refused.value.hint
 
 
 @pytest.mark.parametrize("name", interface.MODULES)

@@ -169,6 +169,27 @@ def test_an_erased_session_is_cold_and_the_others_are_not(daemon: Daemon, engine
     assert ask(daemon, engine, "erased", tokens, session="b").cached > 0
 
 
+def test_what_cannot_be_logged_is_not_reused_and_the_engine_goes_on_uncached(
+    daemon: Daemon, engine: Engine
+) -> None:
+    tokens = prompt(75)
+    full = len(tokens) // BLOCK * BLOCK
+    cold = store(daemon, engine, "unlogged", tokens)
+    before = ask(daemon, engine, "unlogged", tokens)
+    assert (before.cached, before.tokens) == (full, cold.tokens), "the engine's own prefix cache"
+    request = claimed(daemon, "unlogged", tokens)[1]
+    with daemon.no_disk():
+        without = engine.ask(request)[0]
+    assert (without.cached, without.tokens) == (0, cold.tokens)
+
+    def logged() -> bool:
+        again = ask(daemon, engine, "unlogged", tokens)
+        assert again.tokens == cold.tokens
+        return again.cached == full
+
+    eventually(logged, "the log is written and the prefix reused again")
+
+
 def test_a_killed_engine_leaves_no_plaintext_and_the_next_one_goes_on(
     daemon: Daemon, engine: Engine
 ) -> None:

@@ -34,7 +34,7 @@ def test_answers_are_the_same_cold_and_from_the_bucket_alone(
         # Another machine: of the old data folder only what the docs name comes along.
         old = short_folder / "old"
         daemon.data.rename(old)
-        for name in ("keys", "root", "erasure", "signing"):
+        for name in ("keys", "erasure", "signing"):
             shutil.copytree(old / name, daemon.data / name)
         daemon.start()
         reconnect(daemon, engine)

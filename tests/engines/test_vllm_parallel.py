@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -48,6 +49,16 @@ def test_a_reload_equals_the_engines_own_cache(daemon: Daemon, engine: Engine) -
     assert engine.ask(request)[0].cached == 0
     eventually(lambda: daemon.reuse(bob_id).sealed_blocks == 10, "both ranks sealed bob's")
     daemon.admin("flush")
+
+
+def test_the_connector_alone_keeps_every_rank_out_of_core_dumps(engine: Engine) -> None:
+    """As in a vLLM that somebody else starts: only who computes loads the connector."""
+    titles = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in engine.pids}
+    computing = [engine.pid, *(pid for pid, title in titles.items() if title[:6] == b"VLLM::")]
+    assert len(computing) >= 3, titles
+    for pid in computing:
+        assert resource.prlimit(pid, resource.RLIMIT_CORE) == (1, 1)
+        assert int(Path(f"/proc/{pid}/coredump_filter").read_text(), 16) == 0
 
 
 def test_a_block_that_one_rank_lost_is_recomputed(daemon: Daemon, engine: Engine) -> None:

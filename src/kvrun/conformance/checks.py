@@ -9,11 +9,16 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
+from kvrun.audit.files import read_keys, verify_files
+from kvrun.audit.segment import CHECKPOINT_NAME, SIGNER_NAME
+from kvrun.audit.verify import Trust
 from kvrun.demo.text import long_text
+from kvrun.engines.checked import LOG_CHECK
 from kvrun.erasure.archive import FOLDER_NAME, CertificateArchive
 from kvrun.errors import KvrunError
 from kvrun.launch.client import Completion, RequestFailedError
@@ -141,9 +146,59 @@ def statistics_true(stack: Stack) -> Outcome:
     _stored(stack, "statistics")
     again = _ask(stack, "statistics")
     reuse = stack.reuse(again.request_id)
-    counted = reuse.engine_tokens + reuse.memory_tokens + reuse.disk_tokens
+    counted = reuse.engine_tokens + reuse.memory_tokens + reuse.disk_tokens + reuse.object_tokens
     met = counted == again.cached_tokens > 0 and reuse.prompt_tokens == again.prompt_tokens
     return Outcome(met, f"answer {again.cached_tokens}, daemon {counted} of {reuse.prompt_tokens}")
+
+
+def log_verifies(stack: Stack) -> Outcome:
+    """The log that is collected verifies under its key and says what was sealed and reused."""
+    audit = stack.config.layout.audit
+    stack.flush()
+    remembered = (audit / CHECKPOINT_NAME).read_bytes()
+    before = sum(1 for _ in stack.events())
+    _stored(stack, "log")
+    _ask(stack, "log")
+    stack.flush()
+    trust = Trust(keys=read_keys(audit / SIGNER_NAME), remembered=(remembered,))
+    report = verify_files([audit], trust)
+    told = Counter(str(event["event"]) for event in [*stack.events()][before:])
+    sealed, used = told["sealed"], told["reused"] + told["opened"]
+    verdict = "it verifies" if report.exit_code == 0 else "it does not verify"
+    met = report.exit_code == 0 and sealed > 0 and used > 0
+    return Outcome(met, f"{verdict}, {sealed} records of sealing, {used} of reuse")
+
+
+def object_restart(stack: Stack) -> Outcome:
+    """With nothing on disk, daemon and engine are restarted: Storage gives the same answer."""
+    cold = _stored(stack, "bucket")
+    stack.flush()
+    _restart(stack, ENGINE, INSTANCE)
+    _find_packs(stack, "bucket")
+    again = _ask(stack, "bucket")
+    fetched = stack.reuse(again.request_id).object_tokens
+    seen = _reused(cold, again)
+    return Outcome(seen.met and fetched > 0, f"{seen.detail}, {fetched} from Storage")
+
+
+def object_strangers_none(stack: Stack) -> Outcome:
+    """Another tenant and another session reuse nothing from Storage, and its owner does."""
+    text = f"kept {long_text(_CHARACTERS)}\n\nIn short,"
+    cold = _stored(stack, "keeper", prompt=text)
+    stack.flush()
+    _restart(stack, ENGINE, INSTANCE)
+    _find_packs(stack, "keeper")
+    seen = [
+        _ask(stack, "visitor", prompt=text),
+        _ask(stack, "keeper", "another", prompt=text),
+    ]
+    warm = _ask(stack, "keeper", prompt=text)
+    fetched = stack.reuse(warm.request_id).object_tokens
+    reused = [answer.cached_tokens for answer in seen]
+    right = all(answer.text == cold.text for answer in (warm, *seen))
+    detail = f"owner reused {fetched} from Storage, strangers {reused}"
+    met = fetched > 0 and not any(reused) and right
+    return Outcome(met, detail if right else f"{detail}, an answer differs")
 
 
 def stateless(stack: Stack) -> Outcome:
@@ -167,6 +222,7 @@ CHECKS: Mapping[str, Check] = {
     "other-session-none": other_session_none,
     "statistics-true": statistics_true,
     "context-bound": context_bound,
+    LOG_CHECK: log_verifies,
     "identical-after-reload": identical_after_reload,
     "restart": restart,
     "tamper-is-a-miss": tamper_is_a_miss,
@@ -174,6 +230,12 @@ CHECKS: Mapping[str, Check] = {
     "daemon-stopped": daemon_stopped,
     "daemon-gone": daemon_gone,
 }
+OBJECT_CHECKS: Mapping[str, Check] = {
+    "object-restart": object_restart,
+    "object-strangers-none": object_strangers_none,
+}
+"""Checks of a deployment that keeps blocks in Storage and none on disk."""
+
 STATELESS_CHECKS: Mapping[str, Check] = {"stateless": stateless}
 """Checks of a deployment that keeps nothing."""
 
@@ -227,6 +289,14 @@ def wait_governed(stack: Stack) -> None:
         with suppress(KvrunError):
             if stack.reuse(answer.request_id).prompt_tokens:
                 return
+        time.sleep(0.1)
+
+
+def _find_packs(stack: Stack, tenant: str) -> None:
+    """Wait until the daemon knows what Storage holds of a session: its first request asks."""
+    deadline = time.monotonic() + _SEALED_TIMEOUT_S
+    while not stack.known_in_storage() and time.monotonic() < deadline:
+        stack.complete(tenant, f"hello {long_text(_CHARACTERS)}", 1)
         time.sleep(0.1)
 
 

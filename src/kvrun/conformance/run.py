@@ -5,33 +5,43 @@ from __future__ import annotations
 import contextlib
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-
-import msgspec
+from types import MappingProxyType
 
 from kvrun.conformance.checks import (
     CHECKS,
+    OBJECT_CHECKS,
     STATELESS_CHECKS,
     Check,
     Outcome,
     wait_governed,
 )
+from kvrun.engines.checked import CheckRow
 from kvrun.errors import KvrunError
 from kvrun.launch.stack import Stack, StackOptions
 
 CONTEXT_WINDOW = 2048
 _MIB = 1 << 20
-NAMES = (*CHECKS, *STATELESS_CHECKS)
+ALL: Mapping[str, Check] = {**CHECKS, **OBJECT_CHECKS, **STATELESS_CHECKS}
+NAMES = tuple(ALL)
 
 
-class Row(msgspec.Struct, frozen=True):
-    """One check of one engine."""
+@dataclass(frozen=True, slots=True)
+class _Setup:
+    """A deployment, and the checks that need this one."""
 
-    engine: str
-    check: str
-    met: bool
-    detail: str
+    checks: Mapping[str, Check]
+    stateless: bool = False
+    storage: bool = False
+
+
+_SETUPS = (
+    _Setup(CHECKS),
+    _Setup(OBJECT_CHECKS, storage=True),
+    _Setup(STATELESS_CHECKS, stateless=True),
+)
 
 
 def run_checks(
@@ -39,21 +49,23 @@ def run_checks(
     model: str,
     names: Sequence[str] = NAMES,
     progress: Callable[[str], None] = lambda _: None,
-) -> list[Row]:
+    settings: Mapping[str, str] = MappingProxyType({}),
+) -> list[CheckRow]:
     """Start what the named checks need and run them, one after the other.
 
-    Raises KvrunError where the deployment itself cannot be started.
+    ``settings`` are further ``KVRUN_SECTION__KEY`` variables of each deployment. Raises KvrunError
+    where the deployment itself cannot be started.
     """
-    rows: list[Row] = []
-    for checks, stateless in ((CHECKS, False), (STATELESS_CHECKS, True)):
-        wanted = [name for name in checks if name in names]
+    rows: list[CheckRow] = []
+    for setup in _SETUPS:
+        wanted = [name for name in setup.checks if name in names]
         if not wanted:
             continue
-        with _running(engine, model, stateless, progress) as stack:
+        with _running(engine, model, setup, progress, settings) as stack:
             for name in wanted:
                 progress(f"{engine}: {name}")
-                outcome = _outcome(checks[name], stack)
-                rows.append(Row(engine, name, outcome.met, outcome.detail))
+                outcome = _outcome(setup.checks[name], stack)
+                rows.append(CheckRow(engine, name, outcome.met, outcome.detail))
     return rows
 
 
@@ -66,24 +78,34 @@ def _outcome(check: Check, stack: Stack) -> Outcome:
 
 @contextlib.contextmanager
 def _running(
-    engine: str, model: str, stateless: bool, progress: Callable[[str], None]
+    engine: str,
+    model: str,
+    setup: _Setup,
+    progress: Callable[[str], None],
+    settings: Mapping[str, str],
 ) -> Iterator[Stack]:
     folder = Path(tempfile.mkdtemp(prefix="kvc-", dir="/tmp"))
     try:
+        # What is checked must not depend on how busy the machine is.
+        own = {"KVRUN_INSTANCE__MATCH_DEADLINE_MS": "2000"}
+        if setup.storage:
+            own["KVRUN_STORAGE__URL"] = f"file://{folder}/storage"
+            own["KVRUN_INSTANCE__OBJECT_TIER"] = "on"
         options = StackOptions(
             model=model,
             engine=engine,
             context_window=CONTEXT_WINDOW,
             memory_bytes=256 * _MIB,
-            disk_bytes=512 * _MIB,
+            disk_bytes=0 if setup.storage else 512 * _MIB,
             max_num_seqs=2,
-            stateless=stateless,
+            stateless=setup.stateless,
+            settings={**settings, **own},
         )
         stack = Stack(folder / "s", options, progress)
         try:
             progress(f"{engine}: starting")
             stack.start()
-            if not stateless:
+            if not setup.stateless:
                 wait_governed(stack)
             yield stack
         finally:

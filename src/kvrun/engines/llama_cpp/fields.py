@@ -15,72 +15,50 @@ from kvrun.errors import KvrunError
 
 CHAT_PATH = "/v1/chat/completions"
 COMPLETIONS_PATH = "/v1/completions"
-UNGOVERNED_PATHS = frozenset({"/v1/embeddings", "/v1/responses", "/v1/messages"})
+JsonObject = dict[str, object]
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_ANY = _names("temperature top_p top_k stream")
+_PENALTIES = _names("min_p seed stop frequency_penalty presence_penalty repeat_penalty logit_bias")
+_TOOLS = _names("tools tool_choice parallel_tool_calls chat_template_kwargs")
+_SAMPLING = _ANY | _PENALTIES | _names("stream_options logprobs response_format ignore_eos")
+_CHAT = _TOOLS | _names(
+    "messages top_logprobs reasoning_effort add_generation_prompt functions function_call"
+)
+_PASSED = {
+    "/v1/embeddings": _names("input encoding_format"),
+    "/v1/responses": _ANY | _PENALTIES | _TOOLS
+    | _names("input instructions max_output_tokens reasoning ignore_eos"),
+    "/v1/messages": _ANY | _TOOLS - {"parallel_tool_calls"}
+    | _names("messages system max_tokens stop_sequences thinking"),
+}  # fmt: skip
+UNGOVERNED_PATHS = frozenset(_PASSED)
 """Paths whose slot llama.cpp chooses: served without the cache, with every slot leased."""
 
-JsonObject = dict[str, object]
-_SAMPLING = frozenset(
-    [
-        "temperature",
-        "top_p",
-        "top_k",
-        "min_p",
-        "seed",
-        "stop",
-        "stream",
-        "stream_options",
-        "logprobs",
-        "frequency_penalty",
-        "presence_penalty",
-        "logit_bias",
-        "response_format",
-        "ignore_eos",
-    ]
-)
-_CHAT = frozenset(
-    [
-        "messages",
-        "tools",
-        "tool_choice",
-        "parallel_tool_calls",
-        "top_logprobs",
-        "reasoning_effort",
-        "chat_template_kwargs",
-        "add_generation_prompt",
-        "functions",
-        "function_call",
-    ]
-)
 _RENAMED = {"repetition_penalty": "repeat_penalty"}
-_WITHOUT_EFFECT = frozenset(
-    [
-        "model",
-        "user",
-        "metadata",
-        "safety_identifier",
-        "prompt_cache_key",
-        "prompt_cache_retention",
-        "service_tier",
-        "include_reasoning",
-        "verbosity",
-        "prediction",
-        "skip_special_tokens",
-        "spaces_between_special_tokens",
-        "add_special_tokens",
-        "stream_interval",
-        "cache_salt",
-        "kv_transfer_params",
-        "max_tokens",
-        "max_completion_tokens",
-        "n",
-    ]
+_WITHOUT_EFFECT = _names(
+    """
+    model user metadata safety_identifier prompt_cache_key prompt_cache_retention service_tier
+    include_reasoning verbosity prediction skip_special_tokens spaces_between_special_tokens
+    add_special_tokens stream_interval stream_options cache_salt kv_transfer_params
+    max_tokens max_completion_tokens n
+    """
 )
-_DEFAULTS: dict[str, object] = {
-    "echo": False, "suffix": None, "truncate_prompt_tokens": None, "min_tokens": 0,
-    "include_stop_str_in_output": False, "length_penalty": 1.0, "stop_token_ids": [],
-    "continue_final_message": False, "return_token_ids": False,
-    "return_tokens_as_token_ids": False,
+"""What is left out: it changes no token of the answer, or is read here."""
+
+_DEFAULTS: dict[str, tuple[object, ...]] = {
+    "echo": (False,), "suffix": (), "truncate_prompt_tokens": (), "min_tokens": (0,),
+    "include_stop_str_in_output": (False,), "length_penalty": (1.0,), "stop_token_ids": ([],),
+    "continue_final_message": (False,), "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,), "store": (False,), "include": ([],),
+    "truncation": ("disabled",), "text": ({}, {"format": {"type": "text"}}), "top_logprobs": (0,),
+    "vllm_xargs": ({},),
 }  # fmt: skip
+"""Values of fields without a counterpart in llama.cpp that ask for what it does anyway."""
 
 
 class RequestError(KvrunError):
@@ -121,19 +99,8 @@ def parse_body(raw: bytes) -> JsonObject:
 def read_request(path: str, body: JsonObject) -> Asked:
     """What a chat or completion asks for. Raises RequestError that names the field."""
     chat = path == CHAT_PATH
-    allowed = _SAMPLING | _CHAT if chat else _SAMPLING
-    fields: JsonObject = {}
-    for name, value in body.items():
-        if name in allowed:
-            fields[name] = value
-        elif name in _RENAMED:
-            fields[_RENAMED[name]] = value
-        elif name == "prompt" and not chat:
-            continue
-        elif name not in _WITHOUT_EFFECT and value not in (None, _DEFAULTS.get(name)):
-            raise RequestError(
-                f"{name!r} is not served by llama.cpp here", param=name, code="unsupported_value"
-            )
+    fields = _allowed(body, _SAMPLING | _CHAT if chat else _SAMPLING | {"prompt"})
+    fields.pop("prompt", None)
     if body.get("n") not in (None, 1):
         raise RequestError("n must be 1 with llama.cpp", param="n", code="unsupported_value")
     if fields.get("response_format") is None:
@@ -161,13 +128,9 @@ def stamps_of(body: JsonObject) -> tuple[str, str, str]:
     )
 
 
-def without_stamps(body: JsonObject) -> JsonObject:
-    """A body for llama.cpp's own paths, without what the gateway stamped."""
-    return {
-        name: value
-        for name, value in body.items()
-        if name not in ("cache_salt", "kv_transfer_params", "vllm_xargs")
-    }
+def passed_fields(path: str, body: JsonObject) -> JsonObject:
+    """The body for one of :data:`UNGOVERNED_PATHS`. Raises RequestError that names the field."""
+    return _allowed(body, _PASSED[path])
 
 
 def check_window(tokens: int, max_tokens: int | None, window: int) -> int:
@@ -187,6 +150,24 @@ def check_window(tokens: int, max_tokens: int | None, window: int) -> int:
             code="context_length_exceeded",
         )
     return window - tokens if max_tokens is None else max_tokens
+
+
+def _allowed(body: JsonObject, allowed: frozenset[str]) -> JsonObject:
+    """The fields that llama.cpp gets, under its names. Raises RequestError for one it does not."""
+    fields: JsonObject = {}
+    for name, value in body.items():
+        known = _RENAMED.get(name, name)
+        if known in allowed:
+            fields[known] = value
+        elif name not in _WITHOUT_EFFECT and not _is_default(name, value):
+            raise RequestError(
+                f"{name!r} is not served by llama.cpp here", param=name, code="unsupported_value"
+            )
+    return fields
+
+
+def _is_default(name: str, value: object) -> bool:
+    return value is None or any(value == default for default in _DEFAULTS.get(name, ()))
 
 
 def _prompt(value: object) -> str | list[int]:

@@ -8,6 +8,7 @@ import logging
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -24,21 +25,20 @@ from kvrun.engines.llama_cpp.fields import (
     RequestError,
     check_window,
     parse_body,
+    passed_fields,
     read_request,
     stamps_of,
-    without_stamps,
 )
 from kvrun.engines.llama_cpp.governed import GovernedSlots, Run, match_names
 from kvrun.engines.llama_cpp.link import DaemonLink
 from kvrun.engines.llama_cpp.metrics import SlotMetrics
+from kvrun.engines.llama_cpp.reply import Message, Reply, Rest, Send, Sending
 from kvrun.engines.llama_cpp.slots import ANYONE, Slot, Slots
 from kvrun.errors import KvrunError
 from kvrun.instance.protocol import page_owner
 
 Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
 _EARLIER_S = 5.0
 _log = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ class Front:
         if scope["type"] != "http":
             return
         method, path = scope["method"], scope["path"]
-        reply = _Reply(send)
+        reply = Reply(send)
         try:
             if method == "GET":
                 await self._read(path, reply)
@@ -111,7 +111,7 @@ class Front:
                 await asyncio.wait(set(tasks))
         await self._slots.drain()
 
-    async def _read(self, path: str, reply: _Reply) -> None:
+    async def _read(self, path: str, reply: Reply) -> None:
         if path == "/health":
             healthy = not self._slots.broken.is_set() and await self._backend.healthy()
             await reply.whole(200 if healthy else 503, b"{}")
@@ -127,7 +127,7 @@ class Front:
         else:
             await reply.error(404, "this path is not served by the engine", "unknown_path")
 
-    async def _serve(self, path: str, raw: bytes, receive: Receive, reply: _Reply) -> None:
+    async def _serve(self, path: str, raw: bytes, receive: Receive, reply: Reply) -> None:
         """Serve until the answer is complete, the client leaves or the session is erased."""
         request_id = secrets.token_hex(16)
         work = asyncio.create_task(self._answer(path, raw, request_id, reply))
@@ -149,7 +149,7 @@ class Front:
             del self._running[request_id]
             self._erased.discard(request_id)
 
-    async def _answer(self, path: str, raw: bytes, request_id: str, reply: _Reply) -> None:
+    async def _answer(self, path: str, raw: bytes, request_id: str, reply: Reply) -> None:
         body = parse_body(raw)
         if path in UNGOVERNED_PATHS:
             await self._pass(path, body, request_id, reply)
@@ -177,11 +177,13 @@ class Front:
         try:
             await self._governed.prepare(run)
             if asked.stream:
-                answer_tokens = await self._stream(path, fields, run, reply)
+                answer_tokens, rest = await self._stream(path, fields, run, reply)
             else:
-                answer_tokens = await self._whole(path, fields, run, reply)
+                answer_tokens, rest = await self._whole(path, fields, run, reply)
         finally:
+            self._slots.answered(slot)
             self._retire(owner, self._end(run, answer_tokens))
+        await rest()
 
     async def _tokens(self, asked: Asked) -> list[int]:
         if isinstance(asked.prompt, list):
@@ -195,20 +197,24 @@ class Front:
             raise RequestError("the prompt is empty", param="prompt")
         return tokens
 
-    async def _whole(self, path: str, fields: JsonObject, run: Run, reply: _Reply) -> int:
+    async def _whole(
+        self, path: str, fields: JsonObject, run: Run, reply: Reply
+    ) -> tuple[int, Rest]:
+        """Compute the answer; its tokens, 0 where there is none, and what sends it."""
         for _ in range(2):
             status, answer = await self._backend.call(path, self._pinned(fields, run))
             if status != 200:
-                await reply.whole(status, answer)
-                return 0
+                return 0, partial(reply.whole, status, answer)
             timings = _decoded(answer).timings
             if await self._governed.generated(run, timings):
-                await reply.whole(200, whole_answer(answer, run.reused))
-                return timings.predicted_n
+                whole = whole_answer(answer, run.reused)
+                return timings.predicted_n, partial(reply.whole, 200, whole)
             await self._governed.start_over(run)
         raise BackendError("llama.cpp computed on a slot that was not empty")
 
-    async def _stream(self, path: str, fields: JsonObject, run: Run, reply: _Reply) -> int:
+    async def _stream(
+        self, path: str, fields: JsonObject, run: Run, reply: Reply
+    ) -> tuple[int, Rest]:
         for _ in range(2):
             told = await self._stream_once(path, fields, run, reply)
             if told is not None:
@@ -217,36 +223,42 @@ class Front:
         raise BackendError("llama.cpp computed on a slot that was not empty")
 
     async def _stream_once(
-        self, path: str, fields: JsonObject, run: Run, reply: _Reply
-    ) -> int | None:
-        """Stream the answer; its tokens, or None where it must not be used and none was sent."""
+        self, path: str, fields: JsonObject, run: Run, reply: Reply
+    ) -> tuple[int, Rest] | None:
+        """Stream the answer up to its last events; its tokens, and what sends those.
+
+        None where it must not be used and none was sent.
+        """
         body = {**self._pinned(fields, run), "return_progress": True}
-        reader, checked, answer_tokens = EventReader(), False, 0
-        async with self._backend.stream(path, body) as answer:
-            if answer.status != 200:
-                await reply.whole(answer.status, await answer.read())
-                return 0
-            async for chunk in answer.content.iter_any():
-                for event in reader.feed(chunk):
-                    if event.cache_n is not None and not checked:
-                        checked = await self._governed.generated(run, Timings(event.cache_n))
-                        if not checked:
+        reader, checked = EventReader(), False
+        timings: Timings | None = None
+        last = b""
+        with Sending(reply) as sending:
+            async with self._backend.stream(path, body) as answer:
+                if answer.status != 200:
+                    return 0, partial(reply.whole, answer.status, await answer.read())
+                async for chunk in answer.content.iter_any():
+                    for event in reader.feed(chunk):
+                        if event.cache_n is not None and not checked:
+                            checked = await self._governed.generated(run, Timings(event.cache_n))
+                            if not checked:
+                                return None
+                            reader.reused = run.reused
+                        if event.generated and not checked:
                             return None
-                        reader.reused = run.reused
-                    if event.generated and not checked:
-                        return None
-                    if event.timings is not None:
-                        answer_tokens = event.timings.predicted_n
-                    if event.data:
-                        await reply.event(event.data)
-        await reply.end()
-        return answer_tokens
+                        timings = event.timings or timings
+                        if timings is not None:
+                            last += event.data
+                        elif event.data:
+                            await sending.add(event.data)
+            return 0 if timings is None else timings.predicted_n, sending.rest(last)
 
     def _pinned(self, fields: JsonObject, run: Run) -> JsonObject:
         return {**fields, "id_slot": run.slot.number, "cache_prompt": True, "n_cache_reuse": 0}
 
-    async def _pass(self, path: str, body: JsonObject, request_id: str, reply: _Reply) -> None:
+    async def _pass(self, path: str, body: JsonObject, request_id: str, reply: Reply) -> None:
         """A request that llama.cpp puts into a slot of its own choice: alone, and uncached."""
+        fields = passed_fields(path, body)
         claim, salt, traceparent = stamps_of(body)
         if claim:
             # Admitted all the same: each request that the gateway let in is on record.
@@ -255,17 +267,22 @@ class Front:
         slots: list[Slot] = []
         try:
             slots = await self._slots.take_all()
-            async with self._backend.stream(path, without_stamps(body)) as answer:
-                kind = answer.headers.get("content-type", "application/json")
-                if answer.status != 200 or not kind.startswith("text/event-stream"):
-                    await reply.whole(answer.status, await answer.read())
-                    return
-                async for chunk in answer.content.iter_any():
-                    await reply.event(chunk)
-                await reply.end()
+            rest = await self._passed(path, fields, reply)
         finally:
             self._link.finish(request_id)
             self._retire(ANYONE, self._slots.give_back(slots))
+        await rest()
+
+    async def _passed(self, path: str, fields: JsonObject, reply: Reply) -> Rest:
+        """Read an answer as fast as it is computed, while what was read is sent."""
+        with Sending(reply) as sending:
+            async with self._backend.stream(path, fields) as answer:
+                kind = answer.headers.get("content-type", "application/json")
+                if answer.status != 200 or not kind.startswith("text/event-stream"):
+                    return partial(reply.whole, answer.status, await answer.read())
+                async for chunk in answer.content.iter_any():
+                    await sending.add(chunk)
+            return sending.rest()
 
     async def _end(self, run: Run, answer_tokens: int) -> None:
         """Keep the answer, and give the slot back."""
@@ -275,9 +292,10 @@ class Front:
         except KvrunError as error:
             _log.warning("an answer was not kept: %s", error.message)
         finally:
+            # What is written to the slot's scratch must have ended before that is wiped.
+            await self._slots.empty(run.slot)
             await self._governed.finish(run)
-            slots: list[Slot] = [run.slot]
-            await self._slots.give_back(slots)
+            await self._slots.give_back([run.slot])
 
     def _retire(self, owner: bytes, work: Coroutine[None, None, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -296,41 +314,6 @@ class Front:
         earlier = self._retiring.get(owner)
         if owner != ANYONE and earlier:
             await asyncio.wait(set(earlier), timeout=_EARLIER_S)
-
-
-class _Reply:
-    """One HTTP answer, begun at most once."""
-
-    def __init__(self, send: Send) -> None:
-        self._send = send
-        self._begun = False
-        self.complete = False
-
-    async def whole(self, status: int, body: bytes, kind: bytes = b"application/json") -> None:
-        if self._begun:
-            await self._send({"type": "http.response.body", "body": b""})
-            return
-        self._begun = True
-        headers = [(b"content-type", kind), (b"content-length", str(len(body)).encode())]
-        await self._send({"type": "http.response.start", "status": status, "headers": headers})
-        await self._send({"type": "http.response.body", "body": body})
-        self.complete = status == 200
-
-    async def error(self, status: int, message: str, code: str, param: str | None = None) -> None:
-        kind = "invalid_request_error" if status < 500 else "server_error"
-        error = {"message": message, "type": kind, "param": param, "code": code}
-        await self.whole(status, msgspec.json.encode({"error": error}))
-
-    async def event(self, data: bytes) -> None:
-        if not self._begun:
-            self._begun = True
-            headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
-            await self._send({"type": "http.response.start", "status": 200, "headers": headers})
-        await self._send({"type": "http.response.body", "body": data, "more_body": True})
-
-    async def end(self) -> None:
-        await self._send({"type": "http.response.body", "body": b""})
-        self.complete = True
 
 
 async def _body(receive: Receive) -> bytes:

@@ -1,8 +1,8 @@
 """One request's way through a slot: restore, compute, save, and what of it was reused.
 
-The order is erase, open and restore, compute up to the last checkpoint, save and seal, generate,
-save and seal the answer, erase. Whatever goes wrong with the cache costs the reuse and nothing
-else; a slot whose content is in doubt is erased and computed anew.
+The order is erase, open and restore; or compute up to the last checkpoint, save, erase, restore
+and seal; then generate, save and seal the answer, erase. Whatever goes wrong with the cache costs
+the reuse and nothing else; a slot whose content is in doubt is erased and computed anew.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ from kvrun.engines.llama_cpp.metrics import SlotMetrics
 from kvrun.engines.llama_cpp.pieces import PieceError, StateHead
 from kvrun.engines.llama_cpp.slots import Slot
 from kvrun.engines.llama_cpp.statefile import StateFormatError, is_ordered, saved_tokens
+from kvrun.errors import KvrunError
 
 _CANDIDATES = 2
+_MOST_IN_VAIN = 3
 _log = logging.getLogger(__name__)
 
 
@@ -43,7 +45,8 @@ class Run:
     """One request in its slot.
 
     ``reused`` counts the prompt tokens that were restored and used; ``ready`` those that the slot
-    holds before the answer is generated.
+    holds before the answer is generated; ``again`` says whether they were computed, and restored
+    from the state that was saved of them.
     """
 
     request_id: str
@@ -52,6 +55,7 @@ class Run:
     slot: Slot
     reused: int = 0
     ready: int = 0
+    again: bool = False
     storing: list[asyncio.Task[bool]] = field(default_factory=list)
 
 
@@ -62,21 +66,31 @@ class GovernedSlots:
         self._backend = backend
         self._link = link
         self._metrics = metrics
+        self._in_vain = 0
 
     async def prepare(self, run: Run) -> None:
-        """Bring the slot to where only the rest of the prompt and the answer are to be computed."""
+        """Bring the slot to where only the rest of the prompt and the answer are to be computed.
+
+        A state that was computed just now is restored as well: so every answer starts from cells
+        in the same places, and llama.cpp adds up the same numbers in the same order whether they
+        were kept or not.
+        """
         restored = await self._restore(run)
         wanted = last_checkpoint(len(run.tokens) - 1)
-        keep = run.admission.may_store and not self._link.stateless
         if wanted > restored:
-            computed = await self._backend.compute(run.slot.number, run.tokens[:wanted])
+            prompt = run.tokens[:wanted]
+            computed = await self._backend.compute(run.slot.number, prompt)
             restored = await self._judge(run, restored, computed)
             if restored < 0:
-                await self._backend.compute(run.slot.number, run.tokens[:wanted])
+                await self._backend.compute(run.slot.number, prompt)
                 restored = 0
+            saved = await self._save(run, prompt)
+            if saved is not None:
+                # Where llama.cpp cannot restore a model's states, that would compute all twice.
+                if self._in_vain < _MOST_IN_VAIN:
+                    run.again = await self._restore_saved(run, prompt)
+                self._seal(run, prompt, saved)
         run.ready, run.reused = wanted, restored
-        if keep and wanted > restored:
-            await self._keep(run, run.tokens[:wanted])
 
     async def generated(self, run: Run, timings: Timings) -> bool:
         """Whether the answer was computed on what the slot was brought to.
@@ -85,6 +99,8 @@ class GovernedSlots:
         """
         if timings.cache_n not in (run.ready, 0):
             return False
+        if run.again:
+            self._in_vain = 0 if timings.cache_n == run.ready else self._in_vain + 1
         if timings.cache_n != run.ready:
             self._ineffective(run)
         self._link.started(run.request_id, run.reused)
@@ -124,7 +140,9 @@ class GovernedSlots:
             return
         kept = tokens[:wanted]
         await self._backend.compute(run.slot.number, kept)  # cuts the slot back to the checkpoint
-        await self._keep(run, kept)
+        saved = await self._save(run, kept)
+        if saved is not None:
+            self._seal(run, kept, saved)
 
     async def finish(self, run: Run) -> None:
         """Nothing of this request uses its slot's memory any more when this returns."""
@@ -189,14 +207,46 @@ class GovernedSlots:
         self._metrics.states.labels("restore_ineffective").inc()
         _log.warning("request %s: restore ineffective, its prompt was computed", run.request_id)
 
-    async def _keep(self, run: Run, tokens: Sequence[int]) -> None:
-        """Save the slot, which holds exactly ``tokens``, and seal it while the request goes on."""
+    async def _save(self, run: Run, tokens: Sequence[int]) -> StateHead | None:
+        """Save the slot, which holds exactly ``tokens``; None, and no state, where that failed."""
         await self._settle(run)
         scratch = run.slot.scratch
         try:
             saved, written = await self._backend.save(run.slot.number, scratch.name)
             if saved != len(tokens) or written != scratch.size_bytes or not written:
                 raise BackendError(f"llama.cpp saved {saved} tokens in {written} bytes")
+        except BackendError as error:
+            self._not_saved(run, error)
+            return None
+        return StateHead(len(tokens), written)
+
+    async def _restore_saved(self, run: Run, tokens: Sequence[int]) -> bool:
+        """Put the state that was just saved in the place of what was computed.
+
+        False: it failed, and the prompt was computed once more.
+        """
+        number = run.slot.number
+        try:
+            await self._backend.erase(number)
+            restored = await self._backend.restore(number, run.slot.scratch.name)
+            if restored != len(tokens):
+                raise BackendError(f"llama.cpp restored {restored} of {len(tokens)} tokens")
+        except BackendError as error:
+            self._metrics.states.labels("restore_failed").inc()
+            _log.warning("a state was not restored: %s", error.message)
+            self._in_vain += 1
+            await self._backend.erase(number)
+            await self._backend.compute(number, tokens)
+            return False
+        return True
+
+    def _seal(self, run: Run, tokens: Sequence[int], head: StateHead) -> None:
+        """Seal the saved state, where it may be kept, while the request goes on."""
+        scratch = run.slot.scratch
+        if not run.admission.may_store or self._link.stateless:
+            scratch.wipe()
+            return
+        try:
             scratch.open()
             state = scratch.view
             try:
@@ -204,17 +254,19 @@ class GovernedSlots:
                     raise StateFormatError("a saved state's cells are out of order")
             finally:
                 state.release()
-        except (BackendError, StateFormatError) as error:
-            self._metrics.states.labels("save_failed").inc()
-            _log.warning("a state was not kept: %s", error.message)
-            scratch.wipe()
+        except StateFormatError as error:
+            self._not_saved(run, error)
             return
-        head = StateHead(len(tokens), written)
         scratch.describe(head)
         chain = chain_hashes(tokens)[-1]
         pieces = [Piece(chunk_hash(chain, piece), piece) for piece in range(head.pieces)]
         handle, number = run.admission.handle, run.slot.number
         run.storing.append(asyncio.create_task(self._link.store(handle, number, pieces)))
+
+    def _not_saved(self, run: Run, error: KvrunError) -> None:
+        self._metrics.states.labels("save_failed").inc()
+        _log.warning("a state was not kept: %s", error.message)
+        run.slot.scratch.wipe()
 
     async def _settle(self, run: Run) -> None:
         """Wait until what is being sealed was copied out, then clear the scratch."""

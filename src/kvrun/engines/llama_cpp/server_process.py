@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kvrun.process import PARENT_VARIABLE, end_with_parent, harden_process
+from kvrun.process import PARENT_VARIABLE, end_with_parent, harden_process, leave_no_core
 
 API_KEY_VARIABLE = "LLAMA_API_KEY"
 
@@ -20,11 +20,12 @@ API_KEY_VARIABLE = "LLAMA_API_KEY"
 def main(arguments: Sequence[str]) -> None:
     """Serve until a signal ends the process."""
     end_with_parent(os.environ.get(PARENT_VARIABLE))
-    harden_process()
     os.umask(0o077)
     if arguments[:1] == ["--binary"]:
+        leave_no_core()  # a program that is executed can be dumped again
         binary = arguments[1]
         os.execv(binary, [binary, *arguments[2:]])  # noqa: S606 - the operator's own setting
+    harden_process()
     # Held while the process lives: the server ends with it.
     server = _embedded(arguments, os.environ.pop(API_KEY_VARIABLE, ""))
     while server is not None:

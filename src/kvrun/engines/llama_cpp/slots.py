@@ -3,6 +3,10 @@
 Erasing makes llama.cpp forget which tokens a slot holds; their KV stays in its memory until
 something overwrites it. So a slot remembers whose it may still hold, and a scrub restores a state
 of zeros over all of it.
+
+What llama.cpp computes for several slots at once it computes in one batch, and sums in a batch of
+another shape round otherwise. Requests that run at the same time share batches; but what is left
+to compute when an answer has ended shares none with a request that had the server to itself.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 
 from kvrun.engines.llama_cpp.backend import Backend, BackendError
 from kvrun.engines.llama_cpp.scratch import Scratch
@@ -22,7 +27,16 @@ ANYONE = b""
 """The owner of a request without a claim: nobody can name it, so every scrub means it."""
 _SAMPLE_TOKENS = 8
 _PATIENCE_S = 1.0
+_ENDS_WITHIN_S = 2.0
 _log = logging.getLogger(__name__)
+
+
+class Work(Enum):
+    """What llama.cpp may be computing in a slot: a request, what its end takes, or nothing."""
+
+    REQUEST = 1
+    END = 2
+    NONE = 3
 
 
 @dataclass(slots=True, eq=False)
@@ -33,6 +47,7 @@ class Slot:
     scratch: Scratch
     owners: set[bytes] = field(default_factory=set)
     leased: bool = False
+    work: Work = Work.NONE
 
 
 @dataclass(slots=True)
@@ -107,16 +122,33 @@ class Slots:
             slot.owners.add(ANYONE)
         return slots
 
-    async def give_back(self, slots: Sequence[Slot]) -> None:
-        """Erase slots whose requests ended, and carry out the scrubs that waited for them."""
+    def answered(self, slot: Slot) -> None:
+        """The answer has ended: only the rest is to be computed. Call before the client knows."""
+        slot.work = Work.END
+
+    async def empty(self, slot: Slot) -> None:
+        """Erase a slot whose request ended, once llama.cpp has done with what was cut off of it."""
         try:
-            for slot in slots:
-                slot.scratch.wipe()
-                await self._backend.erase(slot.number)
+            await self._backend.erase(slot.number)
         except BackendError as error:
             # What a slot holds is not known any more: nothing may be served from it.
             _log.error("a slot could not be erased: %s", error.message)
             self.broken.set()
+            return
+        async with self._changed:
+            slot.work = Work.NONE
+            self._changed.notify_all()
+
+    async def give_back(self, slots: Sequence[Slot]) -> None:
+        """Empty slots whose requests ended, and carry out the scrubs that waited for them."""
+        for slot in slots:
+            try:
+                if slot.work is not Work.NONE:
+                    await self.empty(slot)
+            finally:
+                # Not before: a save that was cut off goes on writing until then.
+                slot.scratch.wipe()
+        if any(slot.work is not Work.NONE for slot in slots):
             return
         async with self._changed:
             for slot in slots:
@@ -144,12 +176,19 @@ class Slots:
         return bool(slot.owners) and (order.message.everything or bool(slot.owners & wanted))
 
     async def _take(self, count: int) -> list[Slot]:
+        def enough() -> bool:
+            return len(self._free()) >= count
+
         async with self._changed:
             # One at a time would let two requests for all slots wait for each other.
-            await self._changed.wait_for(lambda: len(self._free()) >= count)
+            await self._changed.wait_for(enough)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_ENDS_WITHIN_S):
+                    await self._changed.wait_for(lambda: enough() and not self._ending_alone())
+            await self._changed.wait_for(enough)
             taken = self._free()[:count]
             for slot in taken:
-                slot.leased = True
+                slot.leased, slot.work = True, Work.REQUEST
         try:
             for slot in taken:
                 await self._backend.erase(slot.number)
@@ -160,6 +199,11 @@ class Slots:
 
     def _free(self) -> list[Slot]:
         return [slot for slot in self._slots if not slot.leased]
+
+    def _ending_alone(self) -> bool:
+        """Whether requests are ending and none is beside them whose batches they share anyway."""
+        work = {slot.work for slot in self._slots}
+        return Work.END in work and Work.REQUEST not in work
 
     async def _scrub(self, order: _Order) -> None:
         """Carry an order out. Slots of requests that are just ending are waited for a while."""

@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
+from pathlib import Path
 
-from kvrun.errors import KvrunError
+from kvrun.engines.vllm.installed import EngineMissingError, InstalledEngine
 
 OLDEST = (0, 5, 21)
 """The first release whose storage keys hold the salt and whose radix cache can be replaced."""
 
 
-class EngineVersionError(KvrunError):
-    """An SGLang that kvrun does not work with."""
+class EngineVersionError(EngineMissingError):
+    """No SGLang, or one that kvrun does not work with."""
 
-    exit_code = 3
+
+def require_sglang() -> InstalledEngine:
+    """The installed SGLang. Raises EngineVersionError."""
+    version = require_supported_version()
+    return InstalledEngine("sglang", version, cpu=not has_gpu(Path("/dev")))
+
+
+def has_gpu(devices: Path) -> bool:
+    """Whether drivers show a GPU, of NVIDIA or AMD, in the folder of devices."""
+    return any(devices.glob("nvidia[0-9]*")) or (devices / "kfd").exists()
 
 
 def require_supported_version(version: str | None = None) -> str:

@@ -28,6 +28,7 @@ from kvrun.engines.sglang.requests import GovernedRequests
 from kvrun.engines.waiting import AnnouncedAdmissions
 from kvrun.instance.connection import Reconnector, make_hello
 from kvrun.instance.protocol import GroupLayout, Hello, Role
+from kvrun.process import leave_no_core
 
 _current: list[Rank] = []
 
@@ -38,6 +39,7 @@ class Rank:
     def __init__(self, args: Any, context_window: int) -> None:
         """Raises KvrunError for an engine that kvrun does not serve."""
         check_engine(args)
+        leave_no_core()
         self._args = args
         self._window = context_window
         self._options = storage_options(args)

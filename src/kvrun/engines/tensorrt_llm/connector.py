@@ -6,6 +6,7 @@ loaded or sealed without an admission, and every block of the engine is zeroed b
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -37,6 +38,7 @@ else:
 
 _OPEN_DEADLINE_S = 2.0
 _POLL_S = 0.002
+_log = logging.getLogger(__name__)
 
 
 class BrokenPromiseError(KvrunError):
@@ -74,6 +76,7 @@ class KvrunWorker(WorkerBase):
         """Connect to the daemon. Raises KvrunError without one."""
         if _rank.hub is not None:
             _rank.hub.close()
+        _log.warning("kvrun's connector is interface-checked, not yet run on TensorRT-LLM")
         _rank.hub = Hub(self._llm_args, kv_cache_tensor)
         _rank.finished = FinishedBlocks()
 

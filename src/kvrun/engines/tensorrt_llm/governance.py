@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import importlib.metadata
+import re
 from typing import Any
 
+from kvrun.engines.tensorrt_llm.interface import SchedulerInterface, connector_bases
 from kvrun.errors import KvrunError
 from kvrun.models.fingerprint import KvFormat, cpu_isa, model_digest, model_fingerprint
 from kvrun.models.folders import cache_folder
 from kvrun.models.resolve import local_folder
+
+OLDEST = (1, 2)
+"""The first release whose connector is told a request's salt, by its number."""
+
+UNKNOWN = "unknown"
 
 
 class EngineSettingError(KvrunError):
@@ -21,6 +28,7 @@ def check_engine(args: Any) -> None:
     Raises:
         EngineSettingError: names the setting and what is allowed.
     """
+    _check_release(engine_version())
     cache = getattr(args, "kv_cache_config", None)
     ranks = 1
     for name in ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size"):
@@ -80,11 +88,11 @@ def tokens_per_block(args: Any) -> int:
 
 
 def engine_version() -> str:
-    """The installed version; "unknown" without one."""
+    """The installed version; ``UNKNOWN`` without one."""
     try:
         return importlib.metadata.version("tensorrt_llm")
     except importlib.metadata.PackageNotFoundError:
-        return "unknown"
+        return UNKNOWN
 
 
 def engine_fingerprint(args: Any, tensor: Any, given: str | None) -> bytes:
@@ -114,6 +122,25 @@ def engine_fingerprint(args: Any, tensor: Any, given: str | None) -> bytes:
             layout=f"row={tuple(tensor.shape[1:])} tokens={tokens_per_block(args)}",
             isa=cpu_isa() if tensor.device.type == "cpu" else tensor.device.type,
         ),
+    )
+
+
+def _check_release(version: str) -> None:
+    """Refuse a release before 1.2, or one whose connector interface is not where it was."""
+    if version == UNKNOWN:
+        return
+    oldest = ".".join(map(str, OLDEST))
+    found = re.match(r"(\d+)\.(\d+)", version)
+    numbers = tuple(map(int, found.groups())) if found else (0, 0)
+    _refuse(
+        numbers < OLDEST,
+        f"TensorRT-LLM {version} is installed; kvrun's connector is for {oldest} and later",
+        f"install tensorrt_llm {oldest} or later",
+    )
+    _refuse(
+        connector_bases()[0] is SchedulerInterface,
+        f"TensorRT-LLM {version} has no connector interface that this kvrun knows",
+        f"install the release {oldest}, or a kvrun for your TensorRT-LLM",
     )
 
 

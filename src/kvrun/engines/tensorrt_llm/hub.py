@@ -31,6 +31,7 @@ from kvrun.engines.tensorrt_llm.tokens import salt_number
 from kvrun.engines.waiting import AnnouncedAdmissions
 from kvrun.instance.connection import Reconnector, make_hello
 from kvrun.instance.protocol import GroupLayout, Hello, Role
+from kvrun.process import leave_no_core
 
 VARIABLE_PREFIX = "TLLM_"
 """Only variables with this beginning reach the processes that TensorRT-LLM starts."""
@@ -44,6 +45,7 @@ class Hub:
         self, args: Any, tensor: torch.Tensor, clock: Callable[[], float] = time.monotonic
     ) -> None:
         """Raises KvrunError: no daemon, or a tensor whose rows are not whole blocks."""
+        leave_no_core()
         self.tokens_per_block = tokens_per_block(args)
         self.lock = threading.RLock()
         self._rows = tensor.view(tensor.shape[0], -1).view(torch.uint8)

@@ -10,12 +10,13 @@ import os
 import sys
 from collections.abc import Callable
 
-from kvrun.process import PARENT_VARIABLE, end_with_parent
+from kvrun.process import PARENT_VARIABLE, end_with_parent, leave_no_core
 
 
 def main() -> None:
     """Run vLLM's command line in this process."""
     end_with_parent(os.environ.get(PARENT_VARIABLE))
+    leave_no_core()  # its workers inherit it
     importlib.metadata.version = version_lookup(importlib.metadata.version)  # type: ignore[assignment]
     from vllm.entrypoints.cli.main import main as vllm_main
 

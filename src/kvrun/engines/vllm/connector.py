@@ -40,6 +40,7 @@ from kvrun.engines.vllm.spec import KvrunOffloadingSpec
 from kvrun.engines.vllm.worker import GovernedWorker
 from kvrun.engines.wake import MailWaker
 from kvrun.instance.protocol import Scrubbed, page_owner
+from kvrun.process import leave_no_core
 
 _IDLE_WAIT_S = 0.001
 _log = init_logger("vllm.kvrun")
@@ -69,6 +70,7 @@ class KvrunConnector(OffloadingConnector):
         self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig
     ) -> None:
         check_engine(vllm_config)
+        leave_no_core()
         extra = vllm_config.kv_transfer_config.kv_connector_extra_config
         extra.setdefault("spec_name", KvrunOffloadingSpec.__name__)
         extra.setdefault("spec_module_path", KvrunOffloadingSpec.__module__)
