@@ -11,9 +11,10 @@ from pathlib import Path
 
 import msgspec
 
-sys.path += [str(Path(__file__).parents[1] / name) for name in ("erasure",)]
+sys.path += [str(Path(__file__).parents[1] / name) for name in ("erasure", "policy")]
 
 from certificate_world import statement
+from policies import EU, US, Repository
 
 from kvrun.accounts.actor import ActorKind
 from kvrun.accounts.events import AccessEvent, AccessEventKind
@@ -46,6 +47,7 @@ from kvrun.finetune.evaluation import (
 from kvrun.finetune.scoring import Score
 from kvrun.finetune.store import FineTunes
 from kvrun.instance.ring_signer import RingSigner
+from kvrun.instance.settings_record import SettingsEntry, settings_text
 from kvrun.isolation.report import (
     Check,
     IsolationPredicate,
@@ -54,8 +56,8 @@ from kvrun.isolation.report import (
 )
 from kvrun.isolation.report import Outcome as CheckOutcome
 from kvrun.keys.signing import KeyPurpose, SigningRing
-from kvrun.policy.bundle import ActivePolicy, Origin
-from kvrun.policy.setup import folder_of
+from kvrun.policy.setup import facts_of, folder_of
+from kvrun.policy.sync import PolicySync, SyncSettings
 
 LIMITS = AuditLimits(
     group_seconds=60,
@@ -92,6 +94,7 @@ class World:
     root: Path
     clock: Clock = field(default_factory=Clock)
     number: int = 0
+    revisions: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         (self.root / "d").mkdir(mode=0o700, parents=True)
@@ -164,8 +167,26 @@ class World:
     def collect(self) -> None:
         run_round(self.plane, reason="scheduled")
 
-    def erase(self, name: str, requested: str, issued: str) -> bytes:
-        """A certificate that was asked for and issued at these days."""
+    def follow(self, name: str, text: str) -> AuditEvent:
+        """A commit of the policy repository that is put in force, and the record that says so."""
+        folder = self.root / "policies"
+        repository = Repository(folder, make=not folder.exists())
+        self.revisions.append(repository.commit({name: text}))
+        done = PolicySync(
+            folder_of(self.config),
+            SyncSettings(str(folder)),
+            lambda: facts_of(self.config),
+            now=self.clock,
+            clock=lambda: 0.0,
+        ).run()
+        assert (done.outcome, done.revision) == ("activated", self.revisions[-1]), done.problems
+        return AuditEvent(
+            event=Event.POLICY_ACTIVATED, policy_revision=self.revisions[-1], reason="active"
+        )
+
+    def erase(self, name: str, requested: str, issued: str, request: str = "") -> bytes:
+        """A certificate that was asked for and issued at these days; of another ``request``, it is
+        an addendum."""
         asked, at = moment(requested) + 60, moment(issued) + 120
         what: ErasureStatement = statement()
         what = msgspec.structs.replace(
@@ -174,7 +195,7 @@ class World:
             issued_at=format_time(at),
             complete_after=format_time(at),
             request=msgspec.structs.replace(
-                what.request, id=name, requested_at=format_time(asked), requester="dpo"
+                what.request, id=request or name, requested_at=format_time(asked), requester="dpo"
             ),
             steps=[StepEntry(name="destroyed", at=format_time(at - 1))],
             log="acme/erasures",
@@ -279,33 +300,50 @@ class World:
         )
 
 
+def set_to(**settings: str) -> AuditEvent:
+    """What a daemon records that starts with these settings."""
+    named = {name.replace("__", "."): value for name, value in settings.items()}
+    everything = {"encryption": "on", "isolation": "on", "stateless": "no", **named}
+    return AuditEvent(event=Event.DEPLOYMENT_STARTED, reason=settings_text(everything))
+
+
 def quarter(root: Path) -> World:
     """December to March: what is of January, what is around it, and what is not collected yet."""
     world = World(root)
     key = AuditEvent(event=Event.KEY_CREATED, key_id="11" * 16, deployment="chat")
     gone = AuditEvent(event=Event.KEY_DESTROYED, key_id="11" * 16, reason="erased")
     epoch = AuditEvent(event=Event.KEY_ROTATED, key_id="22" * 16, reason="epoch 3")
-    policy = AuditEvent(event=Event.POLICY_ACTIVATED, policy_revision="abc123", reason="from Git")
     broken = AuditEvent(
         event=Event.INTEGRITY_FAILURE, outcome=Outcome.FAILED, reason="bad_tag", tier="disk"
     )
     whois = AuditEvent(event=Event.WHOIS, tenant_ref="aa" * 16, reason="ticket 7 by uid 0")
-    world.day("2025-12-31", epoch)
+    world.day("2025-12-31", epoch, set_to(strict="no"))
+    world.layout.settings_record.write_bytes(
+        msgspec.json.encode(SettingsEntry(moment("2025-12-31"), set_to(strict="no").reason)) + b"\n"
+    )
     world.person("2025-12-31", AccessEventKind.SIGNED_IN, WORKSPACE_ID, "")
-    world.day("2026-01-01", key, policy)
+    world.day("2026-01-01", key, world.follow("eu.yaml", EU))
     world.collect()
     world.person("2026-01-10", AccessEventKind.ROLE_CHANGED, WORKSPACE_ID, "developer -> admin")
     world.person("2026-01-11", AccessEventKind.ROLE_CHANGED, "ws-2", "of another workspace")
     world.erase("er-1", "2026-01-11", "2026-01-12")
-    world.day("2026-01-12", gone, epoch, whois, broken)
-    world.collect()
-    folder_of(world.config).activate(
-        ActivePolicy(
-            origin=Origin(revision="abc123"),
-            activated_at=moment("2026-01-01"),
-            files={"policies/all.yaml": "kind: ResidencyPolicy\n"},
+    refused = [
+        AuditEvent(
+            event=Event.DENIED,
+            outcome=outcome,
+            tier="object",
+            policy_revision=world.revisions[0],
+            reason=f"residency: {said}",
         )
-    )
+        for outcome, said in (
+            (Outcome.DENIED, "region_not_allowed eu x3"),
+            (Outcome.DENIED, "region_not_allowed eu"),
+            (Outcome.OK, "no_policy_matches x2"),
+            (Outcome.DENIED, "40 more placements have no record"),
+        )
+    ]
+    world.day("2026-01-12", gone, epoch, whois, broken, set_to(strict="yes"), *refused)
+    world.collect()
     world.self_test("2026-01-12")
     world.self_test("2026-02-12")
     world.evaluation("tuned", "2026-02-05")
@@ -313,7 +351,7 @@ def quarter(root: Path) -> World:
     world.alert("2026-01-30", "seen later", "2026-02-03")
     world.erase("er-2", "2026-01-31", "2026-02-02")
     world.day("2026-01-31")
-    world.day("2026-02-10", key)
+    world.day("2026-02-10", key, set_to(strict="yes", stateless="yes"), world.follow("us.yaml", US))
     world.collect()
     world.day("2026-03-01")
     world.collect()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import struct
 import zipfile
@@ -27,7 +28,7 @@ from kvrun.evidence.manifest import (
     sign_manifest,
 )
 from kvrun.evidence.report import BundleCheck, BundleReport
-from kvrun.keys.signing import KeyPurpose, SigningRing
+from kvrun.keys.signing import KeyPurpose, SigningKey, SigningRing
 
 NOW = 1_775_000_000.0
 FLIPS = 60
@@ -121,10 +122,16 @@ def test_an_ordinary_tool_that_packs_it_again_is_noticed(
     assert [item.check for item in report.failed] == [BundleCheck.CONTAINER]
 
 
-def forged(world: World, bundle: Path, change: Callable[[dict[str, bytes]], None]) -> bytes:
-    """What the operator itself could have made: other contents under a good manifest."""
+def forged(
+    world: World,
+    bundle: Path,
+    change: Callable[[dict[str, bytes]], None],
+    key: SigningKey | None = None,
+) -> bytes:
+    """What the operator itself could have made: other contents under a good manifest. With
+    ``key``, what whoever has that one could."""
     ring = SigningRing(world.scope.home_layout.control / "signing", now=world.clock)
-    (key,) = ring.all_keys(KeyPurpose.EVIDENCE)
+    signer = key or ring.all_keys(KeyPurpose.EVIDENCE)[0]
 
     def sign(files: dict[str, bytes]) -> None:
         change(files)
@@ -137,7 +144,7 @@ def forged(world: World, bundle: Path, change: Callable[[dict[str, bytes]], None
             )
             for name, data in files.items()
         ]
-        files[MANIFEST_NAME] = sign_manifest(stated, subjects, key)
+        files[MANIFEST_NAME] = sign_manifest(stated, subjects, signer)
 
     return rebuilt(bundle, sign)
 
@@ -170,9 +177,51 @@ def _drop_line(name: str, number: int) -> Callable[[dict[str, bytes]], None]:
     return change
 
 
+def _every_control(edit: Callable[[dict[str, object]], None]) -> Callable[[dict[str, bytes]], None]:
+    """Another controls.json, in the form that one has."""
+
+    def change(files: dict[str, bytes]) -> None:
+        stated = json.loads(files["controls.json"])
+        for control in stated["controls"]:
+            edit(control)
+        files["controls.json"] = json.dumps(stated, indent=2, sort_keys=True).encode() + b"\n"
+
+    return change
+
+
 FORGERIES: dict[str, tuple[Callable[[dict[str, bytes]], None], BundleCheck, str]] = {
     "a control made green": (
         _replace("controls.json", b"none_in_period", b"present"),
+        BundleCheck.CONTROLS,
+        "controls.json",
+    ),
+    "a control said to be unknown": (
+        _replace("controls.json", b"none_in_period", b"not_known_now"),
+        BundleCheck.CONTROLS,
+        "controls.json",
+    ),
+    "a control's requirement reworded": (
+        _replace("controls.json", b'"CC6.1"', b'"CC6.2"'),
+        BundleCheck.CONTROLS,
+        "controls.json",
+    ),
+    "a control's evidence praised": (
+        _replace("controls.json", b"Continuous audit log", b"Certified audit log"),
+        BundleCheck.CONTROLS,
+        "controls.json",
+    ),
+    "files that a control does not stand for": (
+        _every_control(lambda control: control.update(files=[])),
+        BundleCheck.CONTROLS,
+        "controls.json",
+    ),
+    "counts of a control made up": (
+        _every_control(lambda control: control.update(counted={"certificates": 9})),
+        BundleCheck.CONTROLS,
+        "controls.json",
+    ),
+    "a command that is no text": (
+        _every_control(lambda control: control.update(command=["kvrun", "verify"])),
         BundleCheck.CONTROLS,
         "controls.json",
     ),
@@ -235,6 +284,41 @@ def test_what_the_operator_itself_changes_contradicts_something_else(
     assert report.of(BundleCheck.FILES).verdict == "pass"
     assert expected in {item.check for item in report.failed}, name
     assert any(item.endswith(file) for item in report.of(expected).named)
+
+
+def _as_earlier(control: dict[str, object]) -> None:
+    """The words that an earlier version had for what checks a control."""
+    of_certificates = ("uk-gdpr-art-17", "iso-27001-secure-disposal")
+    what = "CERTIFICATE" if control["id"] in of_certificates else "evidence.zip"
+    if control["id"] == "soc-2-cc72":
+        what = "deployments/DEPLOYMENT/logs/LOG"
+    control["command"] = f"kvrun verify {what} --trust anchor.json"
+
+
+def test_a_bundle_whose_commands_have_the_words_of_an_earlier_version_verifies(
+    world: World, bundle: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "earlier.zip"
+    path.write_bytes(forged(world, bundle, _every_control(_as_earlier)))
+    with zipfile.ZipFile(path) as archive:
+        assert b"kvrun verify CERTIFICATE --trust" in archive.read("controls.json")
+    report = check(world, path)
+    assert report.exit_code == 0, report.failed
+
+
+def test_a_command_that_somebody_else_changes_is_caught_by_the_signed_manifest(
+    world: World, bundle: Path, tmp_path: Path
+) -> None:
+    change = _replace("controls.json", b"kvrun verify", b"other verify")
+    path = tmp_path / "changed.zip"
+    path.write_bytes(rebuilt(bundle, change))
+    report = check(world, path)
+    assert [item.check for item in report.failed] == [BundleCheck.FILES]
+    assert report.of(BundleCheck.FILES).named == ("controls.json",)
+    ring = SigningRing(tmp_path / "signing", now=world.clock)
+    stranger = ring.load_or_create(KeyPurpose.EVIDENCE)
+    path.write_bytes(forged(world, bundle, change, key=stranger))
+    assert [item.check for item in check(world, path).failed] == [BundleCheck.SIGNER]
 
 
 def _hostile() -> Iterator[tuple[str, bytes]]:

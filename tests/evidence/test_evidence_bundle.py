@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import json
+import time
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,10 @@ from typer.testing import CliRunner
 
 from kvrun.audit.verdict import Verdict
 from kvrun.cli.main import app
+from kvrun.config.storage import StorageSection
+from kvrun.evidence.anchor import scope_anchor
 from kvrun.evidence.check import check_bundle
+from kvrun.evidence.controls import State
 from kvrun.evidence.errors import EvidenceError
 from kvrun.evidence.export import Request, Step, export_bundle
 from kvrun.evidence.live import live_controls
@@ -22,6 +27,7 @@ from kvrun.evidence.period import parse_period
 from kvrun.evidence.populations import COLUMNS, Population
 from kvrun.evidence.report import BundleCheck, BundleReport
 from kvrun.keys.signing import KeyPurpose, SigningRing
+from support.s3_server import OPTIONS
 
 NOW = 1_775_000_000.0
 
@@ -98,6 +104,34 @@ def test_a_revoked_evidence_key_no_longer_counts(tmp_path: Path) -> None:
     assert check(world, path).exit_code == 1
 
 
+def test_evidence_keys_are_replaced_and_revoked_by_command(tmp_path: Path) -> None:
+    world = quarter(tmp_path)
+    first = world.export("first.zip")
+    config = str(world.file)
+    world.clock.time = time.time() + 10  # the command has the machine's
+    made = CliRunner().invoke(app, ["keys", "rotate", "evidence", "-c", config, "--json"])
+    assert made.exit_code == 0, made.output
+    own, of_bundles = json.loads(made.stdout)["id"].split(", ")
+    second = world.export("second.zip")
+    for path in (first, second):
+        assert check(world, path).exit_code == 0, said(check(world, path))
+    assert of_bundles in check(world, second).of(BundleCheck.SIGNER).detail
+    listed = CliRunner().invoke(app, ["keys", "list", "-c", config, "--json"])
+    states = {
+        entry["id"]: (entry["state"], entry["note"])
+        for entry in json.loads(listed.stdout)
+        if entry["kind"] == "evidence"
+    }
+    assert states[own] == ("in use", "")
+    assert states[of_bundles] == ("in use", "the control plane's, of bundles")
+    assert sorted(state for state, _ in states.values()) == ["in use"] * 2 + ["verifies"] * 2
+    gone = CliRunner().invoke(app, ["keys", "revoke", of_bundles, "-c", config, "--json"])
+    assert json.loads(gone.stdout)["state"] == "revoked"
+    assert "revoked" in check(world, second).of(BundleCheck.SIGNER).detail
+    assert check(world, first).exit_code == 0
+    assert check(world, world.export("third.zip")).exit_code == 0
+
+
 def test_two_exports_of_a_closed_period_are_the_same_bytes(world: World, bundle: Path) -> None:
     world.day("2026-03-02")
     world.collect()
@@ -152,7 +186,9 @@ def test_what_is_there_already_is_not_replaced(world: World, bundle: Path) -> No
         world.export(bundle.name)
 
 
-def test_the_lists_have_their_columns_and_the_rows_of_the_period(bundle: Path) -> None:
+def test_the_lists_have_their_columns_and_the_rows_of_the_period(
+    world: World, bundle: Path
+) -> None:
     for population in Population:
         with zipfile.ZipFile(bundle) as archive:
             first = archive.read(population.file).decode().split("\r\n", 1)[0]
@@ -179,9 +215,7 @@ def test_the_lists_have_their_columns_and_the_rows_of_the_period(bundle: Path) -
     assert settled["reason"] == "counted by hand"
     assert (waiting["acknowledged_at"], waiting["reason"]) == ("", "")
     (policy,) = rows(bundle, Population.POLICY_REVISIONS)
-    assert policy["policy_revision"] == "abc123"
-    active = read_json(bundle, "deployments/d-1/policy.json")
-    assert active["origin"]["revision"] == "abc123"  # type: ignore[index]
+    assert policy["policy_revision"] == world.revisions[0]
     (deployment,) = rows(bundle, Population.DEPLOYMENTS)
     assert (deployment["id"], deployment["name"]) == ("d-1", "chat")
     assert "bad_tag" in {item["what"] for item in rows(bundle, Population.INCIDENTS)}
@@ -215,8 +249,33 @@ def test_a_control_is_present_by_what_was_counted_and_never_without(
     empty = world.export("empty.zip", Request(parse_period("2025-01-01", "2025-02-01")))
     none = read_json(empty, "controls.json")
     assert {item["state"] for item in none["controls"]} == {"none_in_period"}  # type: ignore[attr-defined]
+    with zipfile.ZipFile(empty) as archive:
+        page = archive.read("index.html").decode()
+    assert page.count('<span class="state none">no evidence in the period</span>') == 6
+    assert 'class="state present"' not in page
     report = check(world, empty)
     assert report.exit_code == 0, said(report)
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_the_command_of_each_control_does_check_it(
+    world: World, bundle: Path, whole: Path, tmp_path: Path, full: bool
+) -> None:
+    with zipfile.ZipFile(whole if full else bundle) as archive:
+        archive.extractall(tmp_path)
+    (tmp_path / "evidence.zip").write_bytes((whole if full else bundle).read_bytes())
+    (tmp_path / "anchor.json").write_bytes(scope_anchor(world.scope))
+    for item in read_json(tmp_path / "evidence.zip", "controls.json")["controls"]:  # type: ignore[attr-defined]
+        _, command, name, *options = item["command"].split()
+        pattern = name
+        for placeholder in ("DEPLOYMENT", "CERTIFICATE", "LOG"):
+            pattern = pattern.replace(placeholder, "*")
+        found = list(tmp_path.glob(pattern))
+        assert found, f"{item['id']}: there is no {pattern}"
+        options[-1] = str(tmp_path / options[-1])
+        for path in found:
+            done = CliRunner().invoke(app, [command, str(path), *options])
+            assert done.exit_code == 0, (item["id"], done.output)
 
 
 def test_self_tests_and_evaluations_of_the_period_are_in_it_signed(
@@ -242,6 +301,54 @@ def test_a_page_counts_the_evaluations_that_a_bundle_would_have(world: World) ->
     february = parse_period("2026-02-01", "2026-03-01")
     assert live_controls(world.scope, february).totals.evaluations == 1
     assert live_controls(world.scope, JANUARY).totals.evaluations == 0
+
+
+def test_a_page_counts_the_self_tests_that_a_bundle_would_have(world: World) -> None:
+    for period in (JANUARY, parse_period("2026-02-01", "2026-03-01")):
+        assert live_controls(world.scope, period).totals.isolation_tests == 1
+
+
+@pytest.mark.parametrize("away", ["a folder that cannot be one", "a store that refuses"])
+def test_without_storage_what_it_holds_is_not_known_and_the_rest_stands(
+    world: World, tmp_path: Path, away: str
+) -> None:
+    usual = {item.id: item for item in live_controls(world.scope, JANUARY).controls}
+    (site,) = world.scope.sites
+    (tmp_path / "file").write_bytes(b"")
+    storage = (
+        StorageSection(url=f"file://{tmp_path}/file")
+        if away.startswith("a folder")
+        else StorageSection(
+            url="s3://bucket", options={**OPTIONS, "endpoint": "http://127.0.0.1:1"}
+        )
+    )
+    lost = replace(site, config=site.config.model_copy(update={"storage": storage}))
+    # One deployment that can be read does not make the workspace's controls known.
+    found = live_controls(replace(world.scope, sites=(site, lost)), JANUARY).controls
+    states = {item.id: item.state for item in found}
+    assert states.pop("uk-gdpr-art-17") is State.UNKNOWN
+    assert states.pop("soc-2-cc61") is State.UNKNOWN, "other counts do not make it green"
+    assert states == {name: usual[name].state for name in states}
+    assert {State.PRESENT, State.NONE} == set(states.values())
+    counts = {item.id: item.counted for item in found}
+    assert counts["uk-gdpr-art-17"] == {}, "nothing is counted, which is not none"
+    assert "isolation_tests" not in counts["soc-2-cc61"]
+
+
+def test_the_page_says_what_came_of_each_result(world: World, bundle: Path) -> None:
+    with zipfile.ZipFile(bundle) as archive:
+        page = archive.read("index.html").decode()
+    assert "isolation self-test: pass" in page
+    february = world.root / "february-page.zip"
+    export_bundle(
+        world.scope,
+        Request(parse_period("2026-02-01", "2026-03-01"), sample=0),
+        february,
+        now=world.clock,
+    )
+    with zipfile.ZipFile(february) as archive:
+        page = archive.read("index.html").decode()
+    assert "loss 1.500 before and 1.500 after" in page
 
 
 def test_the_sample_is_what_the_seed_draws(world: World, bundle: Path) -> None:

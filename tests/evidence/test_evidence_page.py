@@ -15,6 +15,11 @@ from playwright.sync_api import Browser
 from kvrun.evidence.export import Request
 from support.browser import chromium
 
+COLOURS = """all => all.map((one) => {
+  const style = getComputedStyle(one);
+  return [style.color, style.backgroundColor];
+})"""
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -49,6 +54,9 @@ def test_it_reads_well_and_loads_nothing(
     assert page.evaluate("getComputedStyle(document.querySelector('.state')).fontWeight") == "600"
     states = page.locator("table").first.locator(".state").all_inner_texts()
     assert states == ["evidence present"] * 5 + ["no evidence in the period"]
+    colours = page.locator("table").first.locator(".state").evaluate_all(COLOURS)
+    assert len({tuple(both) for both in colours[:5]}) == 1
+    assert not set(colours[0]) & set(colours[5]), "what is not there is not green"
     assert "remains between you and your auditor" in page.inner_text("header")
     for address in page.locator("a").evaluate_all("all => all.map((one) => one.href)"):
         assert Path(unquote(address.removeprefix("file://"))).is_file(), address

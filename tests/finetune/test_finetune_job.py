@@ -180,9 +180,12 @@ def test_a_job_that_was_stopped_goes_on_and_ends_in_the_same_weights(site: rig.S
     with pytest.raises(FineTuneError, match="not the file that the job began with"):
         resume(site.around, "twice")
     data.write_bytes(kept)
+    given = site.store.given_folder("twice")
+    given.mkdir(parents=True)
     seen: list[int] = []
     progress = Reporter(progress=lambda what, done, total: seen.append(done))
     done = resume(replace(site.around, report=progress), "twice")
+    assert not given.exists(), "examples that came by API go, whoever ends the job"
     assert seen[0] == 8, "it goes on where it stopped"
     whole = file_digests(site.store.folder("good"))
     again = file_digests(site.store.folder("twice"))
@@ -305,14 +308,24 @@ def test_a_conversation_is_learned_from_its_last_answer(site: rig.Site) -> None:
 FORMAT = KvFormat("float32", "auto", "by hand", "one group", cpu_isa())
 
 
-def test_no_block_crosses_between_a_base_and_its_fine_tune(
+def test_no_block_crosses_between_a_base_its_fine_tune_and_another_adapter(
     site: rig.Site, short_folder: Path
 ) -> None:
-    """The same user, the same prompt, the same keys: another model, so another cache."""
+    """The same user, the same prompt, the same keys: another model, so another cache.
+
+    Each model has contents of its own under the same block names, so that one's could be told from
+    another's. ``other`` differs from the fine-tune in one bit of its adapter alone.
+    """
+    hashes = [secrets.token_bytes(32) for _ in range(4)]
+    tuned, other = site.store.folder("good"), site.folder / "one-bit"
+    shutil.copytree(tuned, other)
+    _flip("adapter/adapter_model.safetensors")(other)
+    made = {
+        folder: {block_hash: secrets.token_bytes(BLOCK_BYTES) for block_hash in hashes}
+        for folder in (site.base, tuned, other)
+    }
     daemon = Daemon(short_folder, settings=PATIENT)
     daemon.start()
-    made = [(secrets.token_bytes(32), secrets.token_bytes(BLOCK_BYTES)) for _ in range(4)]
-    hashes = [block_hash for block_hash, _ in made]
 
     def found(folder: Path, *, store: bool = False) -> list[bool]:
         """What an engine with that model finds of the prompt, opened where it is found."""
@@ -322,14 +335,14 @@ def test_no_block_crosses_between_a_base_and_its_fine_tune(
             claim = daemon.claim("alice", granted.salt, granted.generation, uses=1000)
             answer = engine.match(claim, granted.salt, hashes)
             if store:
-                engine.store(answer.handle, made)
+                engine.store(answer.handle, list(made[folder].items()))
                 eventually(
                     lambda: all(engine.match(claim, granted.salt, hashes).tiers[0]), "it is sealed"
                 )
             there = [bool(tier) for tier in answer.tiers[0]]
             wanted = [value for value, is_there in zip(hashes, there, strict=True) if is_there]
             if wanted:
-                assert engine.load(answer.handle, wanted).plain == dict(made)
+                assert engine.load(answer.handle, wanted).plain == made[folder]
             engine.finish(answer.handle)
         eventually(
             lambda: not cast(dict[str, str], daemon.admin("status"))["engine"], "it is forgotten"
@@ -337,7 +350,6 @@ def test_no_block_crosses_between_a_base_and_its_fine_tune(
         return there
 
     try:
-        tuned = site.store.folder("good")
         assert found(site.base, store=True) == [False] * 4
         assert found(site.base) == [True] * 4
         assert found(tuned) == [False] * 4
@@ -345,9 +357,9 @@ def test_no_block_crosses_between_a_base_and_its_fine_tune(
         assert found(tuned) == [True] * 4
         daemon.stop()
         daemon.start()
-        other = site.folder / "one-bit"
-        shutil.copytree(tuned, other)
-        _flip("adapter/adapter_model.safetensors")(other)
         assert found(other) == [False] * 4
+        assert found(other, store=True) == [False] * 4
+        for folder in made:
+            assert found(folder) == [True] * 4
     finally:
         daemon.stop()

@@ -11,7 +11,7 @@ from kvrun.isolation.report import Check, Outcome
 from kvrun.isolation.target import Canary, Facts, Reply, SelfTestError, TierTokens
 
 HIT_US, MISS_US = 8_000, 60_000
-TIERS = ("gpu", "memory", "disk")
+TIERS = ("gpu", "memory", "disk", "object")
 
 
 @dataclass
@@ -19,7 +19,8 @@ class SimulatedDeployment:
     """``shared``: tiers whose blocks everybody finds. ``by_user``: sessions of a user share.
 
     ``noise``: share by which times vary. ``lies``: answers do not say what they reused.
-    ``saves``: whether a hit is faster than a miss at all.
+    ``saves``: whether a hit is faster than a miss at all. ``forgets``: the engine keeps nothing
+    of a request that ended; ``hoards``: it says so and does all the same.
     """
 
     shared: frozenset[str] = frozenset()
@@ -31,7 +32,9 @@ class SimulatedDeployment:
     wrong_answers: bool = False
     stateless: bool = False
     many_users: bool = True
-    tiers: tuple[str, ...] = ("memory", "disk")
+    tiers: tuple[str, ...] = ("memory", "disk", "object")
+    forgets: bool = False
+    hoards: bool = False
     fail_after: int = 1_000_000
     can_restart: bool = True
     held: dict[str, dict[str, set[str]]] = field(
@@ -47,8 +50,9 @@ class SimulatedDeployment:
 
     def facts(self) -> Facts:
         return Facts(
-            "w", "d", "simulated 1", self.stateless, self.many_users, self.tiers, self.can_restart
-        )
+            "w", "d", "simulated 1", self.stateless, self.many_users, self.tiers, self.can_restart,
+            keeps_pages=not self.forgets,
+        )  # fmt: skip
 
     def ask(self, canary: Canary, prompt: str) -> Reply:
         self.asked.append((canary, prompt))
@@ -60,7 +64,8 @@ class SimulatedDeployment:
         request_id = f"r{len(self.asked)}"
         self.counts[request_id] = TierTokens() if self.lies else counted
         if not self.stateless:
-            for tier in ("gpu", *self.tiers):
+            keeps = ("gpu",) if self.hoards or not self.forgets else ()
+            for tier in (*keeps, *self.tiers):
                 self.held[tier].setdefault(prompt, set()).add(self._scope(canary))
         base = HIT_US if found and self.saves else MISS_US
         said = 0 if self.lies else counted.total
@@ -76,11 +81,13 @@ class SimulatedDeployment:
         return
 
     def release_pages(self, canary: Canary) -> bool:
-        for owners in self.held["gpu"].values():
-            owners.discard(self._scope(canary))
-            if "gpu" in self.shared:
-                owners.clear()
+        assert not self.forgets, "there are no pages to let go of"
+        self._release("gpu", canary)
         return True
+
+    def release_above(self, canary: Canary, tier: str) -> None:
+        for above in TIERS[1 : TIERS.index(tier)]:
+            self._release(above, canary)
 
     def restart(self) -> None:
         self.restarts += 1
@@ -93,6 +100,12 @@ class SimulatedDeployment:
     def erase(self, canaries: Sequence[Canary]) -> list[str]:
         self.erased += canaries
         return [f"c{number}" for number in range(len(canaries))]
+
+    def _release(self, tier: str, canary: Canary) -> None:
+        for owners in self.held[tier].values():
+            owners.discard(self._scope(canary))
+            if tier in self.shared:
+                owners.clear()
 
     def _tier_of(self, canary: Canary, prompt: str) -> str:
         if not self.reuses:

@@ -37,7 +37,9 @@ def test_an_isolated_deployment_passes_on_every_tier_and_its_canaries_are_erased
         "doors": Outcome.PASS,
         "memory tier": Outcome.PASS,
         "disk tier": Outcome.PASS,
-        "object tier": Outcome.SKIPPED,
+        "object tier": Outcome.PASS,
+        "after a restart, disk tier": Outcome.PASS,
+        "after a restart, object tier": Outcome.PASS,
     }
     assert outcome_of(found.checks) is Outcome.PASS
     assert (found.restarted, target.restarts) == (True, 1)
@@ -50,7 +52,12 @@ def test_an_isolated_deployment_passes_on_every_tier_and_its_canaries_are_erased
 
 @pytest.mark.parametrize(
     ("shared", "failed"),
-    [("gpu", "engine memory"), ("memory", "memory tier"), ("disk", "disk tier")],
+    [
+        ("gpu", "engine memory"),
+        ("memory", "memory tier"),
+        ("disk", "disk tier"),
+        ("object", "object tier"),
+    ],
 )
 def test_a_tier_that_everybody_finds_fails_by_its_name(shared: str, failed: str) -> None:
     found = run(SimulatedDeployment(shared=frozenset({shared})))
@@ -74,7 +81,10 @@ def test_a_shared_cache_that_denies_it_is_seen_by_the_clock() -> None:
 
 def test_what_reuses_nothing_or_is_no_faster_passes_nothing() -> None:
     idle = run(SimulatedDeployment(reuses=False))
-    for name in ("engine memory", "memory tier", "disk tier", "times to first token"):
+    for name in (
+        "engine memory", "memory tier", "disk tier", "object tier", "times to first token",
+        "after a restart, disk tier", "after a restart, object tier",
+    ):  # fmt: skip
         assert outcomes(idle)[name] is Outcome.INCONCLUSIVE
     assert outcome_of(idle.checks) is Outcome.INCONCLUSIVE
     slow = run(SimulatedDeployment(saves=False))
@@ -91,17 +101,48 @@ def test_another_answer_to_the_same_prompt_fails_whatever_the_counters_say() -> 
     assert outcomes(found)["engine memory"] is Outcome.FAIL
 
 
-def test_without_a_restart_the_disk_is_tried_one_way_and_that_is_said() -> None:
-    found = run(SimulatedDeployment(), replace(OPTIONS, restart=False))
-    (disk,) = (check for check in found.checks if check.name == "disk tier")
-    assert disk.outcome is Outcome.SKIPPED
-    assert "--restart" in disk.detail
-    leaky = run(
-        SimulatedDeployment(shared=frozenset({"disk"}), can_restart=False),
-        replace(OPTIONS, rounds=0),
+def test_a_tier_is_looked_at_alone_without_a_restart_and_only_the_canarys_blocks_are_moved() -> (
+    None
+):
+    target = SimulatedDeployment()
+    found = run(target, replace(OPTIONS, restart=False, rounds=0))
+    seen = outcomes(found)
+    assert {seen[f"{tier} tier"] for tier in ("memory", "disk", "object")} == {Outcome.PASS}
+    (after,) = (check for check in found.checks if check.name == "after a restart")
+    assert (after.outcome, target.restarts) == (Outcome.SKIPPED, 0)
+    assert "--restart" in after.detail
+
+
+def test_what_comes_back_after_a_restart_is_compared_on_each_tier_that_lasts() -> None:
+    only_objects = SimulatedDeployment(tiers=("memory", "object"))
+    found = outcomes(run(only_objects))
+    assert found["after a restart, object tier"] is Outcome.PASS
+    assert "after a restart, disk tier" not in found
+    lost = SimulatedDeployment(tiers=("memory",))
+    found = outcomes(run(lost))
+    assert (found["after a restart"], lost.restarts) == (Outcome.SKIPPED, 0)
+    assert found["disk tier"] is found["object tier"] is Outcome.SKIPPED
+    leaky = SimulatedDeployment(shared=frozenset({"object"}))
+    assert outcomes(run(leaky))["after a restart, object tier"] is Outcome.FAIL
+
+
+def test_an_engine_that_keeps_nothing_passes_by_what_its_owner_finds_below() -> None:
+    target = SimulatedDeployment(forgets=True)
+    found = run(target)
+    assert outcome_of(found.checks) is Outcome.PASS
+    (engine,) = (check for check in found.checks if check.name == "engine memory")
+    assert "keeps nothing" in engine.detail
+    assert (
+        outcomes(run(SimulatedDeployment(forgets=True, by_user=True)))["engine memory"]
+        is Outcome.FAIL
     )
-    # While engine and memory still answer their owner, a shared disk shows to strangers at once.
-    assert outcomes(leaky)["engine memory"] is Outcome.FAIL
+    # It keeps something after all, which is then not what was said of it.
+    assert (
+        outcomes(run(SimulatedDeployment(forgets=True, hoards=True)))["engine memory"]
+        is Outcome.FAIL
+    )
+    idle = run(SimulatedDeployment(forgets=True, reuses=False))
+    assert outcomes(idle)["engine memory"] is Outcome.INCONCLUSIVE
 
 
 def test_a_single_tenant_gets_no_users_and_its_sessions_are_compared() -> None:

@@ -30,7 +30,7 @@ def scope_anchor(scope: Scope, *, signer: SigningKey | None = None) -> bytes:
     for layout in layouts:
         found = own_keys(layout)
         keys.update((key.key_id, key.public()) for key in found if key.purpose in EXPORTED_PURPOSES)
-        logs.update(key.text() for key in log_keys(layout, found))
+        logs.update(key.text() for key in log_keys(layout))
         revoked.update(
             key.private_key.public_key().public_bytes_raw()
             for key in found

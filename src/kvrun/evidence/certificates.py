@@ -41,28 +41,33 @@ class SiteCertificates:
         certified: set[str] = set()
         unreadable: list[str] = []
         rows: list[tuple[str, str]] = []
+        # Jobs first: one that is certified meanwhile is found among the certificates, too.
+        later = [
+            (job.id, format_time(job.requested_at), job_row(job, self.site.id, self.period))
+            for job in self._open_jobs()
+        ]
         for certificate_id, data in self._all(certified):
             statement = _statement(data)
             if statement is None or statement.id != certificate_id:
                 unreadable.append(certificate_id)
                 continue
-            requested = statement.request.requested_at
+            request = statement.request
+            row = certificate_row(statement, self.site.id, self.period)
             if self.period.has(statement.issued_at):
                 part.add(f"{self.site.folder}/certificates/{certificate_id}.json", data)
-                certified.add(statement.request.id)
+                certified.add(request.id)
                 certificates, keys = certificates + 1, keys + len(statement.keys)
-            elif requested < self.period.until <= statement.issued_at:
-                certified.add(statement.request.id)
+                rows.append((f"{request.requested_at} {certificate_id}", row))
+            elif request.requested_at < self.period.until <= statement.issued_at:
+                later.append((request.id, request.requested_at, row))
+            elif statement.issued_at < self.period.since:
+                certified.add(request.id)
+        # Of a request that was certified by then, this is an addendum of after the period.
+        for request_id, requested, row in later:
+            if request_id not in certified:
+                certified.add(request_id)
                 waiting += 1
-            else:
-                continue
-            row = certificate_row(statement, self.site.id, self.period)
-            rows.append((f"{requested} {certificate_id}", row))
-        for job in self._open_jobs():
-            if job.id not in certified:
-                waiting += 1
-                row = job_row(job, self.site.id, self.period)
-                rows.append((f"{format_time(job.requested_at)} {job.id}", row))
+                rows.append((f"{requested} {request_id}", row))
         for _, row in sorted(rows):
             part.row(Population.ERASURE_REQUESTS, row)
         return CertificateFacts(

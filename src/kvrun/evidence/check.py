@@ -16,8 +16,10 @@ from kvrun.config.layout import folder_name
 from kvrun.erasure.errors import CertificateFormatError
 from kvrun.erasure.trust import MAX_ANCHOR_BYTES, TrustAnchor, parse_anchor, raw_key
 from kvrun.evidence.archive import Archive
+from kvrun.evidence.check_configuration import check_configuration
 from kvrun.evidence.check_lists import ListChecks
 from kvrun.evidence.check_logs import LogChecks
+from kvrun.evidence.check_policies import check_policies
 from kvrun.evidence.container import first_difference
 from kvrun.evidence.errors import BundleFormatError, EvidenceError
 from kvrun.evidence.log_trust import LogTrust
@@ -29,6 +31,7 @@ from kvrun.evidence.manifest import (
     parse_manifest,
 )
 from kvrun.evidence.period import Period, parse_period
+from kvrun.evidence.populations import Population
 from kvrun.evidence.report import BundleCheck, BundleReport, CheckResult, Findings
 from kvrun.evidence.results import result_checks
 from kvrun.keys.signing import KeyPurpose
@@ -118,6 +121,19 @@ class _Checks:
         for check, ask in (
             (BundleCheck.CERTIFICATES, lists.certificates_valid),
             (BundleCheck.RESULTS, result_checks(archive, self.anchor, period).check),
+            (
+                BundleCheck.POLICIES,
+                lambda: check_policies(archive, folders, lists.rows(Population.LOG_EVENTS)),
+            ),
+            (
+                BundleCheck.CONFIGURATION,
+                lambda: check_configuration(
+                    archive,
+                    period,
+                    stated.scope.deployments,
+                    lists.rows(Population.DEPLOYMENT_CHANGES),
+                ),
+            ),
             (BundleCheck.POPULATIONS, lists.populations),
             (BundleCheck.CONTROLS, lists.controls),
         ):

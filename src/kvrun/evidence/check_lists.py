@@ -18,8 +18,8 @@ from kvrun.evidence.check_logs import CheckedLog
 from kvrun.evidence.controls import (
     Totals,
     control_map,
-    encode_controls,
     file_matcher,
+    says,
     with_results,
 )
 from kvrun.evidence.errors import BundleFormatError
@@ -30,6 +30,7 @@ from kvrun.evidence.populations import (
     Population,
     certificate_row,
     count_rows,
+    decision_rows,
     header,
 )
 from kvrun.evidence.report import BundleCheck, CheckResult, Findings
@@ -98,11 +99,19 @@ class ListChecks:
         try:
             totals = with_results(self._totals(), names)
             stated = self.archive.read(CONTROLS_NAME, _MAX_SMALL_BYTES)
-            if encode_controls(control_map(totals, file_matcher(names))) != stated:
+            if not says(stated, control_map(totals, file_matcher(names))):
                 found.fail(CONTROLS_NAME, "its states are not those of what is in the bundle")
         except (BundleFormatError, ValueError, csv.Error) as error:
             found.fail(CONTROLS_NAME, str(error))
         return found.result("each state follows from what is in the bundle")
+
+    def rows(self, population: Population) -> Iterator[dict[str, str]]:
+        """The rows of a list. Raises BundleFormatError, also for rows of another form."""
+        try:
+            yield from self._rows(population)
+        except (UnicodeDecodeError, ValueError, csv.Error) as error:
+            name = population.file
+            raise BundleFormatError(f"its rows are malformed: {error}", name=name) from None
 
     def _list(self, population: Population, found: Findings) -> int:
         lines = self._lines(population)
@@ -124,6 +133,8 @@ class ListChecks:
             self._compare(population, seen, self.certificate_rows, found)
         elif population is Population.LOG_EVENTS:
             self._compare(population, seen, self._recounted(), found)
+        elif population is Population.POLICY_DECISIONS:
+            self._compare(population, seen, self._decided(), found)
         return rows
 
     def _must_be_proven(self, population: Population, cells: list[str]) -> bool:
@@ -133,7 +144,7 @@ class ListChecks:
             return cells[columns.index("log")] in self.proven_logs
         if population is Population.ERASURE_REQUESTS:
             return bool(cells[columns.index("certificate_id")])
-        if population is Population.LOG_EVENTS:
+        if population in (Population.LOG_EVENTS, Population.POLICY_DECISIONS):
             log = cells[columns.index("log")]
             return any(item.log == log and item.recounted is not None for item in self.logs)
         return False
@@ -159,6 +170,14 @@ class ListChecks:
                 log.deployment,
                 log.log,
             )
+        }
+
+    def _decided(self) -> set[str]:
+        return {
+            line
+            for log in self.logs
+            if log.recounted is not None
+            for line in decision_rows(log.decisions.counts, log.deployment, log.log)
         }
 
     def _totals(self) -> Totals:

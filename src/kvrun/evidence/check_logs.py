@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 import msgspec
 
 from kvrun.audit.checkpoint import Checkpoint
+from kvrun.audit.decisions import Decisions, decision_of
 from kvrun.audit.errors import AuditError
-from kvrun.audit.record import Record, decode_record
+from kvrun.audit.record import Event, Record, decode_record
 from kvrun.audit.segment import TreePoint
 from kvrun.control.alerts import DeviationError
 from kvrun.control.follow import Follower, whole_lines
@@ -35,7 +36,7 @@ class CheckedLog:
     """A log as the bundle shows it.
 
     ``roots`` are those at the ends of its segments; ``recounted`` the counts of the period, made
-    again from the segments where the bundle has them.
+    again from the segments where the bundle has them, and ``decisions`` what policies refused.
     """
 
     deployment: str
@@ -44,6 +45,7 @@ class CheckedLog:
     frame: Frame
     roots: dict[int, bytes] = field(default_factory=dict)
     recounted: Counter[CountKey] | None = None
+    decisions: Decisions = field(default_factory=Decisions)
 
 
 @dataclass(slots=True)
@@ -206,6 +208,16 @@ class LogChecks:
     def _count(self, record: Record, log: CheckedLog, counted: Counter[CountKey]) -> None:
         key = (record.ts[:10], record.event.value, record.outcome.value, record.policy_revision)
         counted[key] += 1
+        if record.event is Event.DENIED:
+            decided = decision_of(
+                record.ts[:10],
+                record.policy_revision,
+                record.tier,
+                record.outcome.value,
+                record.reason,
+            )
+            if decided is not None:
+                log.decisions.add(decided)
         population = population_of(record.event)
         if population is not None:
             row = record_row(population, record, log.deployment)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
 from kvrun.audit.record import Count, format_time
-from kvrun.evidence.logs import LogFacts
+from kvrun.evidence.logs import LogFacts, SettingsFact
 from kvrun.evidence.period import Period
 from kvrun.evidence.scope import Site
+from kvrun.instance.settings_record import (
+    SettingsEntry,
+    parse_settings,
+    protecting_settings,
+)
 
-FORMAT = "kvrun-configuration/v1"
+FORMAT = "kvrun-configuration/v2"
 _NO_SWITCH = (
     "No setting turns it off: a block that cannot be sealed is not stored, and one that does not "
     "open is computed again."
@@ -19,24 +24,44 @@ _NO_SWITCH = (
 
 
 class Protection(msgspec.Struct, frozen=True, kw_only=True):
-    """One protection. ``shown_by`` counts records of the period that show it at work."""
+    """One protection. ``since`` is the first time that is known of it; ``shown_by`` counts records
+    of the period that show it at work."""
 
     on_by_default: bool
+    since: str
     how: str
     can_be_turned_off: str
     shown_by: dict[str, Count]
 
 
+class SettingFact(msgspec.Struct, frozen=True, kw_only=True):
+    """A setting at the end of the period; ``since`` is "" where no record says since when."""
+
+    value: str
+    since: str
+
+
+class SettingChange(msgspec.Struct, frozen=True, kw_only=True):
+    """A setting that another start of the daemon, in the period, had otherwise."""
+
+    at: str
+    setting: str
+    before: str
+    after: str
+
+
 class DeploymentConfiguration(msgspec.Struct, frozen=True, kw_only=True):
-    """One deployment. ``settings`` are those in force when the bundle was made; what was changed
-    when stands in ``populations/deployment_changes.csv``."""
+    """One deployment. ``settings`` are those at the end of the period, ``changes`` those in it;
+    ``on_record`` is false where they are only what the configuration says now."""
 
     id: str
     name: str
     since: str
     encryption: Protection
     isolation: Protection
-    settings: dict[str, str]
+    on_record: bool
+    settings: dict[str, SettingFact]
+    changes: list[SettingChange]
 
 
 class Configurations(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,21 +72,34 @@ class Configurations(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def configuration_of(
-    site: Site, logs: Sequence[LogFacts], period: Period
+    site: Site, logs: Sequence[LogFacts], kept: Sequence[SettingsEntry], period: Period
 ) -> DeploymentConfiguration:
-    """What is said of one deployment."""
+    """What is said of one deployment. ``kept`` is what its data folder says of earlier starts."""
 
     def counted(*events: str) -> dict[str, int]:
         return {name: sum(log.counts.get(name, 0) for log in logs) for name in events}
 
-    config = site.config
-    since = format_time(site.created_at) if site.created_at else ""
+    earlier = [
+        SettingsFact(at=format_time(item.at), text=item.text)
+        for item in kept
+        if format_time(item.at) < period.since
+    ]
+    recorded = sorted((fact for log in logs for fact in log.settings), key=lambda fact: fact.at)
+    settings, changes = history_of(earlier, recorded)
+    created = format_time(site.created_at) if site.created_at else ""
+    known = [at for at in (created, settings["encryption"].since if settings else "") if at]
+    since = min((at for at in known if at < period.until), default="")
+    now = {
+        name: SettingFact(value=value, since="")
+        for name, value in protecting_settings(site.config).items()
+    }
     return DeploymentConfiguration(
         id=site.id,
         name=site.spec.name,
-        since=since if since < period.until else "",
+        since=created if created < period.until else "",
         encryption=Protection(
             on_by_default=True,
+            since=since,
             how="AES-256-GCM for every block that leaves the engine's memory, under a key of its"
             " session.",
             can_be_turned_off=_NO_SWITCH,
@@ -69,22 +107,42 @@ def configuration_of(
         ),
         isolation=Protection(
             on_by_default=True,
+            since=since,
             how="Keys, prefix-cache salt, block names and reuse have one scope: deployment, tenant"
             " and session.",
             can_be_turned_off="No setting widens the scope. Where no tenant has to be named, the"
             " deployment is one tenant: see multi_tenant.",
             shown_by=counted("key_created", "reused", "denied"),
         ),
-        settings={
-            "audit.mode": _text(config.audit.mode),
-            "context_window": _text(site.spec.context_window or "the model's own"),
-            "engine": site.spec.engine,
-            "keys.root": config.keys.root_address.kind,
-            "multi_tenant": _text(site.spec.multi_tenant),
-            "stateless": _text(site.spec.stateless),
-            "strict": _text(config.deployment.strict),
-        },
+        on_record=bool(settings),
+        settings=dict(sorted((settings or now).items())),
+        changes=changes,
     )
+
+
+def history_of(
+    earlier: Iterable[SettingsFact], recorded: Iterable[SettingsFact]
+) -> tuple[dict[str, SettingFact], list[SettingChange]]:
+    """The settings after all of these, each since when, and the changes that ``recorded`` made.
+
+    Both are in the order of their times. The first that is known of a setting is no change.
+    """
+    settings: dict[str, SettingFact] = {}
+    changes: list[SettingChange] = []
+    for fact, is_of_period in (
+        *((fact, False) for fact in earlier),
+        *((fact, True) for fact in recorded),
+    ):
+        for name, value in sorted(parse_settings(fact.text).items()):
+            before = settings.get(name)
+            if before is not None and before.value == value:
+                continue
+            settings[name] = SettingFact(value=value, since=fact.at)
+            if before is not None and is_of_period:
+                changes.append(
+                    SettingChange(at=fact.at, setting=name, before=before.value, after=value)
+                )
+    return settings, changes
 
 
 def encode_configuration(found: Sequence[DeploymentConfiguration]) -> bytes:
@@ -93,7 +151,7 @@ def encode_configuration(found: Sequence[DeploymentConfiguration]) -> bytes:
     return msgspec.json.format(msgspec.json.encode(whole, order="sorted"), indent=2) + b"\n"
 
 
-def _text(value: object) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return str(getattr(value, "value", value))
+def decode_configuration(data: bytes) -> Mapping[str, DeploymentConfiguration]:
+    """The deployments in ``configuration.json``, by id. Raises msgspec.MsgspecError."""
+    found = msgspec.json.decode(data, type=Configurations)
+    return {item.id: item for item in found.deployments}

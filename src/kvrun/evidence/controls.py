@@ -27,11 +27,20 @@ class State(StrEnum):
 
     PRESENT = "present"
     NONE = "none_in_period"
+    UNKNOWN = "not_known_now"
+    """What it is judged by cannot be counted now. No bundle has it: none is made then."""
 
     @property
     def words(self) -> str:
         """The state as pages say it."""
-        return "evidence present" if self is State.PRESENT else "no evidence in the period"
+        return _WORDS[self]
+
+
+_WORDS = {
+    State.PRESENT: "evidence present",
+    State.NONE: "no evidence in the period",
+    State.UNKNOWN: "not known now",
+}
 
 
 class Totals(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -51,7 +60,8 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 @dataclass(frozen=True, slots=True)
 class Control:
     """One requirement. ``evidence`` as the product words it; ``files`` are names or folders of the
-    bundle; ``counts`` names the totals of which one must not be 0."""
+    bundle; ``counts`` names the totals of which one must not be 0. ``checked_by_full`` is what
+    checks it with the segments in the bundle, where that is another command."""
 
     framework: str
     requirement: str
@@ -60,6 +70,7 @@ class Control:
     files: tuple[str, ...]
     counts: tuple[str, ...]
     checked_by: str
+    checked_by_full: str = ""
 
     @property
     def id(self) -> str:
@@ -68,7 +79,8 @@ class Control:
 
 
 class ControlEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A control as ``controls.json`` has it. ``counted``: what its state was judged by."""
+    """A control as ``controls.json`` has it. ``command`` is what checks it, in the words of the
+    version that wrote it; ``counted``: what its state was judged by, as far as it is known."""
 
     command: str
     counted: dict[str, Count]
@@ -90,6 +102,10 @@ class ControlMap(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     totals: Totals
 
 
+_WHOLE = "kvrun verify evidence.zip --trust anchor.json"
+_CERTIFICATE = (
+    "kvrun verify deployments/DEPLOYMENT/certificates/CERTIFICATE.json --trust anchor.json"
+)
 CONTROLS = (
     Control(
         framework="UK GDPR",
@@ -98,7 +114,7 @@ CONTROLS = (
         evidence="Erasure certificate per session",
         files=("deployments/*/certificates/", Population.ERASURE_REQUESTS.file),
         counts=("certificates",),
-        checked_by="kvrun verify CERTIFICATE --trust anchor.json",
+        checked_by=_CERTIFICATE,
     ),
     Control(
         framework="UK GDPR",
@@ -107,7 +123,7 @@ CONTROLS = (
         evidence="Encryption and isolation on by default",
         files=("configuration.json", Population.DEPLOYMENTS.file, Population.LOG_EVENTS.file),
         counts=("sealed",),
-        checked_by="kvrun verify evidence.zip --trust anchor.json",
+        checked_by=_WHOLE,
     ),
     Control(
         framework="SOC 2",
@@ -121,7 +137,7 @@ CONTROLS = (
             Population.LOG_EVENTS.file,
         ),
         counts=("keys_created", "isolation_tests"),
-        checked_by="kvrun verify evidence.zip --trust anchor.json",
+        checked_by=_WHOLE,
     ),
     Control(
         framework="SOC 2",
@@ -130,7 +146,8 @@ CONTROLS = (
         evidence="Continuous audit log",
         files=("deployments/*/logs/", Population.ALERTS.file, Population.INCIDENTS.file),
         counts=("records",),
-        checked_by="kvrun verify deployments/DEPLOYMENT/logs/LOG --trust anchor.json",
+        checked_by=_WHOLE,
+        checked_by_full="kvrun verify deployments/DEPLOYMENT/logs/LOG --trust anchor.json",
     ),
     Control(
         framework="ISO 27001",
@@ -139,7 +156,7 @@ CONTROLS = (
         evidence="Cryptographic erasure",
         files=("deployments/*/certificates/", Population.LOG_EVENTS.file),
         counts=("keys_destroyed",),
-        checked_by="kvrun verify CERTIFICATE --trust anchor.json",
+        checked_by=_CERTIFICATE,
     ),
     Control(
         framework="EU AI Act",
@@ -148,16 +165,24 @@ CONTROLS = (
         evidence="An evaluation on every fine-tune, kept with the weights",
         files=("finetunes/",),
         counts=("evaluations",),
-        checked_by="kvrun verify evidence.zip --trust anchor.json",
+        checked_by=_WHOLE,
     ),
 )
 
 
-def control_map(totals: Totals, has: Callable[[str], bool]) -> ControlMap:
+def control_map(
+    totals: Totals,
+    has: Callable[[str], bool],
+    *,
+    full: bool = False,
+    unknown: frozenset[str] = frozenset(),
+) -> ControlMap:
     """The controls with their states. ``has`` says whether the bundle has a file or folder of a
-    name; those that it has not are left out."""
+    name; those that it has not are left out. ``full``: the segments are in it. ``unknown`` names
+    totals that could not be counted: a control that one of them belongs to has no other state."""
     return ControlMap(
-        controls=[_entry(control, totals, has) for control in CONTROLS], totals=totals
+        controls=[_entry(control, totals, has, full, unknown) for control in CONTROLS],
+        totals=totals,
     )
 
 
@@ -178,6 +203,25 @@ def encode_controls(controls: ControlMap) -> bytes:
     return msgspec.json.format(msgspec.json.encode(controls, order="sorted"), indent=2) + b"\n"
 
 
+def says(stated: bytes, controls: ControlMap) -> bool:
+    """Whether a ``controls.json`` says these, byte for byte but for its commands.
+
+    Those are the words of the version that wrote it; what signs the file vouches for them.
+    Raises ValueError for what is no ``controls.json``.
+    """
+    try:
+        commands = [entry.command for entry in _MAP.decode(stated).controls]
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise ValueError(f"it is malformed: {error}") from None
+    if len(commands) != len(controls.controls):
+        return False
+    worded = [
+        msgspec.structs.replace(entry, command=command)
+        for entry, command in zip(controls.controls, commands, strict=True)
+    ]
+    return encode_controls(msgspec.structs.replace(controls, controls=worded)) == stated
+
+
 def file_matcher(names: list[str]) -> Callable[[str], bool]:
     """Whether one of ``names`` is a file, or lies in a folder (``a/*/b/``), of a control."""
 
@@ -191,16 +235,26 @@ def file_matcher(names: list[str]) -> Callable[[str], bool]:
     return has
 
 
-def _entry(control: Control, totals: Totals, has: Callable[[str], bool]) -> ControlEntry:
-    counted = {name: getattr(totals, name) for name in control.counts}
+def _entry(
+    control: Control,
+    totals: Totals,
+    has: Callable[[str], bool],
+    full: bool,
+    unknown: frozenset[str],
+) -> ControlEntry:
+    counted = {name: getattr(totals, name) for name in control.counts if name not in unknown}
+    state = State.PRESENT if any(counted.values()) else State.NONE
     return ControlEntry(
-        command=control.checked_by,
+        command=(control.checked_by_full if full else "") or control.checked_by,
         counted=counted,
         evidence=control.evidence,
         files=[name for name in control.files if has(name)],
         framework=control.framework,
         id=control.id,
         requirement=control.requirement,
-        state=State.PRESENT if any(counted.values()) else State.NONE,
+        state=State.UNKNOWN if unknown.intersection(control.counts) else state,
         title=control.title,
     )
+
+
+_MAP = msgspec.json.Decoder(ControlMap)

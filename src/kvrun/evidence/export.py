@@ -12,13 +12,16 @@ from typing import BinaryIO
 import msgspec
 
 from kvrun import __version__
-from kvrun.audit.record import format_time
 from kvrun.durable import sync_folder
 from kvrun.erasure.certificate import Digest, Software
 from kvrun.erasure.trust import fingerprints, parse_anchor
 from kvrun.evidence.anchor import scope_anchor
 from kvrun.evidence.certificates import CertificateFacts, SiteCertificates
-from kvrun.evidence.configuration import configuration_of, encode_configuration
+from kvrun.evidence.configuration import (
+    configuration_of,
+    decode_configuration,
+    encode_configuration,
+)
 from kvrun.evidence.container import Entry, directory, local_header
 from kvrun.evidence.controls import Totals, control_map, encode_controls, file_matcher, with_results
 from kvrun.evidence.errors import EvidenceError
@@ -42,15 +45,16 @@ from kvrun.evidence.manifest import (
 )
 from kvrun.evidence.page import bundle_page
 from kvrun.evidence.period import Period
+from kvrun.evidence.policies import take_policies
 from kvrun.evidence.populations import Population, alert_row, deployment_row, header
-from kvrun.evidence.results import take_results
+from kvrun.evidence.results import ResultFact, take_results
 from kvrun.evidence.sample import Drawn, draw
 from kvrun.evidence.scope import Scope, Site
 from kvrun.evidence.staging import Part, StagedFile, Staging
 from kvrun.evidence.statics import static_files
 from kvrun.evidence.summary import Summary, encode_summary
+from kvrun.instance.settings_record import read_settings
 from kvrun.keys.signing import KeyPurpose, SigningKey, SigningRing
-from kvrun.policy.setup import folder_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +141,7 @@ class _Export:
         self._check_folder()
         sites = {site.id: self._site(site) for site in self.scope.sites}
         access = self._access()
-        self.staging.part("d-results", _Nothing, self._results, keep=False)
+        results = self.staging.part("d-results", list[ResultFact], self._results, keep=False)
         drawn = self._draw(sites)
         for site in self.scope.sites:
             self._sample(site, sites[site.id].logs, drawn)
@@ -147,7 +151,10 @@ class _Export:
             "z-lists", _Nothing, lambda part: self._lists(part, sites, signer), keep=False
         )
         self.staging.part(
-            "z-pages", _Nothing, lambda part: self._pages(part, sites, access), keep=False
+            "z-pages",
+            _Nothing,
+            lambda part: self._pages(part, sites, access, results),
+            keep=False,
         )
         self._say("packing")
         self._pack(output, signer)
@@ -187,12 +194,10 @@ class _Export:
             )
             if row is not None:
                 part.row(Population.DEPLOYMENTS, row)
-            active = folder_of(site.config).active()
-            if active is not None and format_time(active.activated_at) < self.period.until:
-                data = msgspec.json.format(msgspec.json.encode(active, order="sorted"), indent=2)
-                part.add(f"{site.folder}/policy.json", data + b"\n")
+            taken = logs.take(part, full=self.request.full)
+            take_policies(part, site, {name for facts in taken for name in facts.revisions})
             return _SiteFacts(
-                logs=logs.take(part, full=self.request.full),
+                logs=taken,
                 certificates=SiteCertificates(site, self.period).take(part),
                 journal=journal.take(part, self.now),
             )
@@ -221,9 +226,8 @@ class _Export:
             return None
         return self.staging.part("b-control-plane", _AccessFacts, make, keep=False).journal
 
-    def _results(self, part: Part) -> _Nothing:
-        take_results(part, self.scope, self.period)
-        return _Nothing()
+    def _results(self, part: Part) -> list[ResultFact]:
+        return take_results(part, self.scope, self.period)
 
     def _draw(self, sites: dict[str, _SiteFacts]) -> list[Drawn]:
         frames = [frame for name, facts in sites.items() for frame in frames_of(name, facts.logs)]
@@ -244,7 +248,13 @@ class _Export:
             lines = self.staging.rows(population)
             part.add(population.file, _chain(header(population).encode(), lines))
         configuration = [
-            configuration_of(site, sites[site.id].logs, self.period) for site in self.scope.sites
+            configuration_of(
+                site,
+                sites[site.id].logs,
+                read_settings(site.config.layout.settings_record),
+                self.period,
+            )
+            for site in self.scope.sites
         ]
         part.add(CONFIGURATION_NAME, encode_configuration(configuration))
         anchor = scope_anchor(self.scope, signer=signer)
@@ -254,7 +264,11 @@ class _Export:
         return _Nothing()
 
     def _pages(
-        self, part: Part, sites: dict[str, _SiteFacts], access: JournalFacts | None
+        self,
+        part: Part,
+        sites: dict[str, _SiteFacts],
+        access: JournalFacts | None,
+        results: list[ResultFact],
     ) -> _Nothing:
         rows = {item.value: _lines_of(self.staging.rows(item)) for item in Population}
         names = [file.name for file in self.staging.files() if not _is_page(file.name)]
@@ -277,11 +291,15 @@ class _Export:
             deployments=[(site.id, site.spec.name) for site in self.scope.sites],
             rows=rows,
         )
-        controls = control_map(summary.totals, file_matcher(names))
+        controls = control_map(summary.totals, file_matcher(names), full=summary.full)
         part.add(SUMMARY_NAME, encode_summary(summary))
         part.add(CONTROLS_NAME, encode_controls(controls))
         anchor = parse_anchor(b"".join(self.staging.content(ANCHOR_NAME)))
-        part.add(PAGE_NAME, bundle_page(summary, controls, fingerprints(anchor), names))
+        settings = decode_configuration(b"".join(self.staging.content(CONFIGURATION_NAME)))
+        page = bundle_page(
+            summary, controls, list(settings.values()), results, fingerprints(anchor), names
+        )
+        part.add(PAGE_NAME, page)
         return _Nothing()
 
     def _signer(self) -> SigningKey:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from kvrun.audit.segment import replace_file
+from kvrun.durable import replace_private_file
 from kvrun.errors import KvrunError
 from kvrun.evidence.errors import EvidenceBusyError, EvidenceNotFoundError
 from kvrun.evidence.export import Request, Step, export_bundle
@@ -223,4 +223,4 @@ class EvidenceJobs:
                 shutil.rmtree(self._folder / job.id, ignore_errors=True)
 
     def _save(self, job: EvidenceJob) -> None:
-        replace_file(self._folder / job.id / _JOB, msgspec.json.encode(job))
+        replace_private_file(self._folder / job.id / _JOB, msgspec.json.encode(job))

@@ -13,8 +13,9 @@ from hashlib import sha256
 
 import msgspec
 
+from kvrun.audit.decisions import DecisionCount, Decisions
 from kvrun.audit.merkle import leaf_hashes
-from kvrun.audit.record import Count, Digest, decode_record, split_lines
+from kvrun.audit.record import Count, Digest, Event, decode_record, split_lines
 from kvrun.audit.segment import (
     CHECKPOINT_NAME,
     SIGNER_NAME,
@@ -27,13 +28,21 @@ from kvrun.control.collected import CollectedLog, checkpoint_name, manifest_name
 from kvrun.control.follow import whole_lines
 from kvrun.control.remembered import RememberedLog, log_folder
 from kvrun.control.tallies import Tallies
+from kvrun.evidence.collected import collected_key, tombstones_of
 from kvrun.evidence.errors import BundleFormatError, EvidenceError
 from kvrun.evidence.period import Period
-from kvrun.evidence.populations import Population, count_rows, population_of, record_row
+from kvrun.evidence.populations import (
+    Population,
+    count_rows,
+    decision_rows,
+    population_of,
+    record_row,
+)
 from kvrun.evidence.proofs import ProvenRecord, path_at_end, proven
 from kvrun.evidence.sample import Drawn, Frame
 from kvrun.evidence.scope import Site
 from kvrun.evidence.staging import Part, Staging
+from kvrun.instance.settings_record import SETTINGS_PREFIX
 from kvrun.storage import ObjectMissingError
 
 SEGMENTS_NAME, SAMPLE_NAME = "segments.jsonl", "sample.jsonl"
@@ -56,12 +65,19 @@ class SegmentEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     sha256: Digest
 
 
+class SettingsFact(msgspec.Struct, frozen=True, kw_only=True):
+    """A record of the period that says what was set from then on; ``text`` is its reason."""
+
+    at: str
+    text: str
+
+
 class LogFacts(msgspec.Struct, frozen=True, kw_only=True):
     """One log as the bundle has it. ``records`` were made in the period, by the counts.
 
     Records ``first`` up to ``end`` are those of its segments. ``through`` is the time of the last
     record that was collected; ``closed``: whether the period was over by then and its segments
-    are.
+    are. ``revisions`` are the residency policies that records of the period were made under.
     """
 
     log: str
@@ -74,6 +90,8 @@ class LogFacts(msgspec.Struct, frozen=True, kw_only=True):
     through: str
     closed: bool
     counts: dict[str, int]
+    revisions: list[str]
+    settings: list[SettingsFact]
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,16 +153,21 @@ class SiteLogs:
             return None
         part.add(f"{folder}/{SEGMENTS_NAME}", (_line(segment.entry) for segment in found))
         part.add(f"{folder}/{SIGNER_NAME}", collected_key(collected, item))
-        for name in sorted(_tombstones(collected)):
-            part.add(f"{folder}/{name}", collected.storage.get(f"{collected.folder}/{name}"))
+        for name, note in tombstones_of(collected, self.period):
+            part.add(f"{folder}/{name}", note)
         counts: Counter[EventCount] = Counter()
+        decisions = Decisions()
+        settings: list[SettingsFact] = []
         for segment in found:
-            tallied, notable = self._tally(collected, item, segment)
+            tallied, decided, notable = self._tally(collected, item, segment)
             for count in tallied:
                 if self.period.has(count.day):
                     key = msgspec.structs.replace(count, records=0)
                     counts[key] += count.records
-            self._rows(part, notable)
+            for decision in decided:
+                if self.period.has(decision.day):
+                    decisions.add(decision)
+            settings += self._rows(part, notable)
             if full:
                 self._whole(part, folder, collected, item, segment)
         rows = [
@@ -152,6 +175,8 @@ class SiteLogs:
         ]
         for line in count_rows(rows, self.site.id, item.log):
             part.row(Population.LOG_EVENTS, line)
+        for line in decision_rows(decisions.counts, self.site.id, item.log):
+            part.row(Population.POLICY_DECISIONS, line)
         events: Counter[str] = Counter()
         for row in rows:
             events[row.event] += row.records
@@ -166,6 +191,8 @@ class SiteLogs:
             through=self.period.until if over else item.seen.ts,
             closed=over or bool(item.retired),
             counts=dict(sorted(events.items())),
+            settings=settings,
+            revisions=sorted(revisions_of((row.event, row.policy_revision) for row in rows)),
         )
 
     def _segments(self, collected: CollectedLog, item: RememberedLog) -> Iterator[_Found]:
@@ -221,23 +248,28 @@ class SiteLogs:
 
     def _tally(
         self, collected: CollectedLog, item: RememberedLog, segment: _Found
-    ) -> tuple[list[EventCount], list[bytes]]:
+    ) -> tuple[list[EventCount], list[DecisionCount], list[bytes]]:
         if segment.manifest is None:
             tallier = Tallier()
             for lines in self._tail_lines(item, item.tail_bytes):
                 tallier.feed(lines)
-            return tallier.counts, tallier.notable
+            return tallier.counts, tallier.decisions, tallier.notable
         tallies = Tallies(self.site.plane.memory.tallies)
         pieces = collected.pieces(segment.manifest.before.size)
         tally, notable = tallies.of(item.log, item.generation, segment.manifest, pieces)
-        return tally.counts, notable
+        return tally.counts, tally.decisions, notable
 
-    def _rows(self, part: Part, notable: Iterable[bytes]) -> None:
+    def _rows(self, part: Part, notable: Iterable[bytes]) -> Iterator[SettingsFact]:
+        """Writes the rows of notable records; those about settings."""
         for line in notable:
             record = decode_record(line)
             population = population_of(record.event)
             if population is not None and self.period.has(record.ts):
                 part.row(population, record_row(population, record, self.site.id))
+                if population is Population.DEPLOYMENT_CHANGES and record.reason.startswith(
+                    SETTINGS_PREFIX
+                ):
+                    yield SettingsFact(at=record.ts, text=record.reason)
 
     def _whole(
         self,
@@ -295,6 +327,13 @@ class SiteLogs:
         return whole_lines(_first(Staging.pieces_of(path), size_bytes))
 
 
+def revisions_of(counted: Iterable[tuple[str, str]]) -> set[str]:
+    """The revisions in force by (event, policy revision) of records; a refused one never was."""
+    return {
+        revision for event, revision in counted if revision and event != Event.POLICY_REJECTED.value
+    }
+
+
 def read_entries(pieces: Iterable[bytes]) -> Iterator[SegmentEntry]:
     """The lines of ``segments.jsonl``. Raises BundleFormatError for what is none."""
     for lines in whole_lines(pieces):
@@ -316,20 +355,6 @@ def parse_entry(line: bytes) -> SegmentEntry:
 def frames_of(deployment: str, logs: Iterable[LogFacts]) -> list[Frame]:
     """From which records of a deployment is drawn."""
     return [Frame(deployment, facts.log, facts.first, facts.end) for facts in logs]
-
-
-def collected_key(collected: CollectedLog, item: RememberedLog) -> bytes:
-    """The verifier key that a log began with, and the one that is pinned, one a line."""
-    try:
-        first = collected.storage.get(f"{collected.folder}/{SIGNER_NAME}").decode("ascii").strip()
-    except ObjectMissingError:
-        first = item.key
-    return "".join(f"{key}\n" for key in dict.fromkeys((first, item.key))).encode()
-
-
-def _tombstones(collected: CollectedLog) -> list[str]:
-    names = (found.name.rpartition("/")[2] for found in collected.storage.list(collected.folder))
-    return [name for name in names if name.endswith(".tombstone")]
 
 
 def _altered(entry: SegmentEntry, log: str) -> EvidenceError:

@@ -10,17 +10,24 @@ from urllib.parse import quote
 
 from kvrun.config.values import size_text
 from kvrun.erasure.trust import Fingerprint
+from kvrun.evidence.configuration import DeploymentConfiguration, Protection
 from kvrun.evidence.controls import ControlEntry, ControlMap, State
 from kvrun.evidence.logs import SEGMENTS_NAME, LogFacts
 from kvrun.evidence.page_style import STYLE
 from kvrun.evidence.populations import MEANING, Population
+from kvrun.evidence.results import ResultFact
 from kvrun.evidence.summary import Summary
 
 _SHOWN = 200
 
 
 def bundle_page(
-    summary: Summary, controls: ControlMap, keys: Sequence[Fingerprint], names: Sequence[str]
+    summary: Summary,
+    controls: ControlMap,
+    configurations: Sequence[DeploymentConfiguration],
+    results: Sequence[ResultFact],
+    keys: Sequence[Fingerprint],
+    names: Sequence[str],
 ) -> bytes:
     """The page. ``names`` are the bundle's files."""
     style = base64.b64encode(sha256(STYLE.encode()).digest()).decode()
@@ -28,9 +35,11 @@ def bundle_page(
     title = f"Evidence of {summary.workspace}, {summary.since} to {summary.until}"
     sections = (
         _controls(controls),
-        _lists(summary),
+        _protection(configurations),
+        _lists(summary, names),
         _logs(summary),
         _certificates(summary, names),
+        _results(results),
         _keys(keys),
         _checking(summary),
         _limits(summary),
@@ -51,7 +60,7 @@ def bundle_page(
 <p class="brand">kvrun</p>
 <h1>Audit evidence</h1>
 <p class="id">{escape(summary.workspace)}</p>
-<p>From {escape(summary.since)} up to but without {escape(summary.until)}, days in UTC.
+<p>From {_whole(summary.since)} up to but without {_whole(summary.until)}, days in UTC.
 {_count(len(summary.deployments), "deployment")}: {escape(_names(summary))}.</p>
 <p class="note">{escape(controls.statement)}</p>
 </header>
@@ -73,8 +82,7 @@ def _controls(controls: ControlMap) -> str:
 
 def _control(entry: ControlEntry) -> list[str]:
     counted = ", ".join(f"{name.replace('_', ' ')}: {n:,}" for name, n in entry.counted.items())
-    state = "present" if entry.state is State.PRESENT else "none"
-    badge = f'<span class="state {state}">{escape(entry.state.words)}</span>'
+    badge = _badge(entry.state.words, good=entry.state is State.PRESENT)
     where = "<br>".join(_place(name) for name in entry.files) or "nothing"
     return [
         escape(entry.framework),
@@ -85,11 +93,40 @@ def _control(entry: ControlEntry) -> list[str]:
     ]
 
 
+def _badge(words: str, *, good: bool) -> str:
+    return f'<span class="state {"present" if good else "none"}">{escape(words)}</span>'
+
+
 def _title(entry: ControlEntry) -> str:
     return "" if entry.title == entry.requirement else f"<br>{escape(entry.title)}"
 
 
-def _lists(summary: Summary) -> str:
+def _protection(configurations: Sequence[DeploymentConfiguration]) -> str:
+    rows = [
+        [
+            escape(item.name),
+            _since(item.encryption),
+            _since(item.isolation),
+            "<br>".join(
+                f"{_whole(change.at[:10])} {escape(change.setting)}:"
+                f" {escape(change.before)} to {escape(change.after)}"
+                for change in item.changes[:_SHOWN]
+            )
+            or ("none" if item.on_record else "not on record"),
+        ]
+        for item in configurations
+    ]
+    head = ("Deployment", "Encryption", "Isolation", "Settings that changed in the period")
+    note = "Neither can be turned off. configuration.json has every setting with its time."
+    return _section("Protection by default", _table(head, rows, note))
+
+
+def _since(protection: Protection) -> str:
+    since = f"since {protection.since[:10]}" if protection.since else "since when is not on record"
+    return f"on by default,<br>{escape(since)}"
+
+
+def _lists(summary: Summary, names: Sequence[str]) -> str:
     rows = [
         [
             _link(item.file, item.value),
@@ -102,6 +139,11 @@ def _lists(summary: Summary) -> str:
         f"A sample of {summary.sample:,} records was drawn with the seed {summary.seed!r} from all "
         f"records of the segments below; each has an inclusion proof in its log's sample.jsonl."
     )
+    if any("/policy/" in name for name in names):
+        note += (
+            " The policy repository up to the revisions that were in force is in"
+            " deployments/*/policy/, as Git bundles to clone."
+        )
     return _section("Populations", _table(("List", "Rows", "What it holds"), rows, note))
 
 
@@ -144,12 +186,30 @@ def _certificates(summary: Summary, names: Sequence[str]) -> str:
     )
 
 
+def _results(results: Sequence[ResultFact]) -> str:
+    title = "Isolation self-tests and evaluations"
+    if not results:
+        return _section(title, "<p>None was made in the period.</p>")
+    rows = [
+        [
+            _whole(item.at[:19].replace("T", " ")),
+            escape(item.about),
+            f"{_badge(item.what, good=item.good)}<br>{escape(item.said)}",
+            _link(item.file).replace(".json<", "<wbr>.json<"),
+        ]
+        for item in results[:_SHOWN]
+    ]
+    more = len(results) - _SHOWN
+    note = f"And {more:,} more, in isolation/ and finetunes/." if more > 0 else ""
+    return _section(title, _table(("When (UTC)", "Of", "Result", "File"), rows, note))
+
+
 def _keys(keys: Sequence[Fingerprint]) -> str:
     rows = [
         [
             f"{escape(key.what)}<br><span class='note'>{escape(key.name)}</span>",
             f"<code>{escape(key.fingerprint)}</code>",
-            escape(key.validity),
+            _whole(key.validity),
         ]
         for key in keys
     ]
@@ -220,11 +280,21 @@ def _table(columns: Sequence[str], rows: Iterable[Sequence[str]], note: str = ""
 
 def _place(name: str) -> str:
     """A file is a link; a folder is only named, since what it is called varies."""
-    return f"<code>{escape(name)}</code>" if name.endswith("/") else _link(name)
+    return f"<code>{_breakable(name)}</code>" if name.endswith("/") else _link(name)
 
 
 def _link(name: str, shown: str = "") -> str:
-    return f'<a href="{escape(quote(name, safe="/"))}">{escape(shown or name)}</a>'
+    return f'<a href="{escape(quote(name, safe="/"))}">{_breakable(shown or name)}</a>'
+
+
+def _breakable(name: str) -> str:
+    """A file's name that may go on in the next line after a slash, and nowhere else."""
+    return escape(name).replace("/", "/<wbr>")
+
+
+def _whole(text: str) -> str:
+    """A text that stays in one line."""
+    return f'<span class="whole">{escape(text)}</span>'
 
 
 def _names(summary: Summary) -> str:

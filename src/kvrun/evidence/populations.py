@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 
+from kvrun.audit.decisions import DecisionCount
 from kvrun.audit.export import csv_line as _csv_line
 from kvrun.audit.record import Event, Record, format_time
 from kvrun.audit.tally import EventCount
@@ -30,6 +31,7 @@ class Population(StrEnum):
     DEPLOYMENT_CHANGES = "deployment_changes"
     INCIDENTS = "incidents"
     LOG_EVENTS = "log_events"
+    POLICY_DECISIONS = "policy_decisions"
 
     @property
     def file(self) -> str:
@@ -93,19 +95,35 @@ COLUMNS: Mapping[Population, tuple[str, ...]] = {
         "policy_revision",
         "records",
     ),
+    Population.POLICY_DECISIONS: (
+        "day",
+        "deployment",
+        "log",
+        "policy_revision",
+        "rule",
+        "why",
+        "tier",
+        "outcome",
+        "placements",
+        "records",
+    ),
 }
 MEANING: Mapping[Population, str] = {
     Population.ERASURE_REQUESTS: "Requests to erase that were open in the period or certified in "
     "it, with the times at which they were asked, keys were destroyed, and certified.",
     Population.ACCESS_CHANGES: "Sign-ins, changes of members, roles and API keys, and who read "
     "logs or asked whom a pseudonym stands for.",
-    Population.KEY_ROTATIONS: "Replaced epoch keys and signing keys of logs.",
+    Population.KEY_ROTATIONS: "Replaced epoch, root and claim keys, and signing keys of logs. "
+    "Every signing key stands with its time in keys/trust-anchor.json.",
     Population.ALERTS: "Alerts that were raised or acknowledged in the period, with the reason.",
     Population.POLICY_REVISIONS: "Residency policies that were put in force or refused.",
     Population.DEPLOYMENTS: "Deployments that existed in the period.",
-    Population.DEPLOYMENT_CHANGES: "Deployments made, started, stopped and deleted.",
+    Population.DEPLOYMENT_CHANGES: "Deployments made, started, stopped and deleted, and who "
+    "asked for what before it was done.",
     Population.INCIDENTS: "Blocks that did not open, gaps, prunings and what became of alerts.",
     Population.LOG_EVENTS: "How many records the logs have of each day, event, outcome and policy.",
+    Population.POLICY_DECISIONS: "How many placements each rule of a residency policy refused on a "
+    "day, or would have refused (outcome ok: the policy only warned).",
 }
 
 
@@ -257,6 +275,27 @@ def count_rows(counts: Iterable[EventCount], deployment: str, log: str) -> list[
     ]
 
 
+def decision_rows(counts: Iterable[DecisionCount], deployment: str, log: str) -> list[str]:
+    """What policies refused, by one log."""
+    return [
+        csv_line(
+            (
+                item.day,
+                deployment,
+                log,
+                item.policy_revision,
+                item.rule,
+                item.why,
+                item.tier,
+                item.outcome,
+                item.placements,
+                item.records,
+            )
+        )
+        for item in counts
+    ]
+
+
 def csv_line(values: Iterable[object]) -> str:
     """One line of a list, whatever people wrote: a line break in a text becomes a space."""
     return _csv_line(
@@ -282,6 +321,7 @@ _LISTS = {
     Event.DEPLOYMENT_STARTED: Population.DEPLOYMENT_CHANGES,
     Event.DEPLOYMENT_STOPPED: Population.DEPLOYMENT_CHANGES,
     Event.DEPLOYMENT_DELETED: Population.DEPLOYMENT_CHANGES,
+    Event.DEPLOYMENT_ASKED: Population.DEPLOYMENT_CHANGES,
     Event.INTEGRITY_FAILURE: Population.INCIDENTS,
     Event.GAP: Population.INCIDENTS,
     Event.INSTANCE_RETIRED: Population.INCIDENTS,

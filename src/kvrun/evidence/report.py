@@ -25,6 +25,8 @@ class BundleCheck(StrEnum):
     JOURNALS = "journals"
     CERTIFICATES = "certificates"
     RESULTS = "results"
+    POLICIES = "policies"
+    CONFIGURATION = "configuration"
     POPULATIONS = "populations"
     CONTROLS = "controls"
 

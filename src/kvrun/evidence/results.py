@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
+import msgspec
+
 from kvrun.audit.verdict import Verdict
 from kvrun.config.layout import folder_name, storage_prefix
 from kvrun.erasure.trust import TrustAnchor
@@ -25,7 +27,7 @@ from kvrun.finetune.evaluation import (
     decode_evaluation,
 )
 from kvrun.finetune.store import FineTunes, Kept
-from kvrun.isolation.report import FOLDER_NAME, read_result
+from kvrun.isolation.report import FOLDER_NAME, IsolationPredicate, Outcome, read_result
 from kvrun.statements.document import (
     MAX_DOCUMENT_BYTES,
     PredicateT,
@@ -40,8 +42,20 @@ ISOLATION, FINETUNES = "isolation/", "finetunes/"
 _MAX_EVALUATION_BYTES = 16 << 20
 
 
-def take_results(part: Part, scope: Scope, period: Period) -> None:
-    """Stage what was issued in the period. Raises KvrunError."""
+class ResultFact(msgspec.Struct, frozen=True, kw_only=True):
+    """One result in words: of what (``about``), when, and what came of it."""
+
+    what: str
+    about: str
+    at: str
+    good: bool
+    said: str
+    file: str
+
+
+def take_results(part: Part, scope: Scope, period: Period) -> list[ResultFact]:
+    """Stage what was issued in the period, and say what it is. Raises KvrunError."""
+    found = []
     for site in scope.sites:
         deployment = site.config.deployment
         folder = f"{storage_prefix(deployment.workspace, deployment.name)}/{FOLDER_NAME}"
@@ -49,16 +63,51 @@ def take_results(part: Part, scope: Scope, period: Period) -> None:
         for name in sorted(item.name for item in storage.list(folder)):
             data = storage.get_range(name, 0, MAX_DOCUMENT_BYTES + 1)
             try:
-                issued = read_result(data).predicate.issued_at
+                result = read_result(data).predicate
             except StatementError:
                 continue
-            if period.has(issued):
+            if period.has(result.issued_at):
                 last = name.rpartition("/")[2]
-                part.add(check_name(f"{ISOLATION}{folder_name(site.id)}/{last}"), data)
+                place = check_name(f"{ISOLATION}{folder_name(site.id)}/{last}")
+                part.add(place, data)
+                found.append(_test_fact(result, site.spec.name, place))
     for kept in evaluations(scope, period):
         place = f"{FINETUNES}{folder_name(kept.note.id)}"
         part.add(f"{place}/{EVALUATION_NAME}", kept.evaluation_bytes)
         part.add(f"{place}/{STATEMENT_NAME}", kept.statement_bytes)
+        found.append(_evaluation_fact(kept, f"{place}/{EVALUATION_NAME}"))
+    return found
+
+
+def _test_fact(result: IsolationPredicate, deployment: str, file: str) -> ResultFact:
+    by = {
+        outcome: [check.name for check in result.checks if check.outcome is outcome]
+        for outcome in (Outcome.FAIL, Outcome.INCONCLUSIVE, Outcome.SKIPPED)
+    }
+    count = len(result.checks)
+    told = [f"{count} check{'' if count == 1 else 's'}"]
+    told += [f"{outcome.value}: {', '.join(names)}" for outcome, names in by.items() if names]
+    return ResultFact(
+        what=f"isolation self-test: {result.outcome.value}",
+        about=deployment,
+        at=result.issued_at,
+        good=result.outcome is Outcome.PASS,
+        said="; ".join(told),
+        file=file,
+    )
+
+
+def _evaluation_fact(kept: Kept, file: str) -> ResultFact:
+    base, tuned = kept.evaluation.base_score, kept.evaluation.tuned_score
+    return ResultFact(
+        what="evaluation",
+        about=kept.note.name,
+        at=kept.evaluation.evaluated_at,
+        good=True,
+        said=f"loss {base.loss:.3f} before and {tuned.loss:.3f} after, exact answers"
+        f" {base.exact_matches} and {tuned.exact_matches} of {tuned.examples}",
+        file=file,
+    )
 
 
 def evaluations(scope: Scope, period: Period) -> list[Kept]:

@@ -97,7 +97,7 @@ def scope_of_workspace(
 
 def _site(deployments: Deployments, item: Deployment) -> Site:
     try:
-        config = deployments.config_of(item.id)
+        config = deployments.config_of(item)
     except OSError as error:
         raise EvidenceError(
             f"the configuration of {item.spec.name} cannot be read: {error.strerror}"

@@ -17,13 +17,13 @@ from typing import BinaryIO, TypeVar
 
 import msgspec
 
-from kvrun.audit.segment import replace_file
+from kvrun.durable import replace_private_file
 from kvrun.evidence.container import check_name
 from kvrun.evidence.errors import EvidenceBusyError, EvidenceError
 from kvrun.evidence.populations import Population
 from kvrun.filelock import FileTakenError, hold_file
 
-T = TypeVar("T", bound=msgspec.Struct)
+T = TypeVar("T")
 
 
 class StagedFile(msgspec.Struct, frozen=True):
@@ -113,7 +113,7 @@ class Staging:
             part.close()
         noted = _Noted(files=part.files, facts=msgspec.Raw(msgspec.json.encode(facts)), keep=keep)
         path.parent.mkdir(mode=0o700, exist_ok=True)
-        replace_file(path, msgspec.json.encode(noted))
+        replace_private_file(path, msgspec.json.encode(noted))
         return facts
 
     def files(self) -> list[StagedFile]:

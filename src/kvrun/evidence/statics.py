@@ -15,6 +15,8 @@ _PAGES = (
     "evidence-bundle.md",
     "finetune-evaluation.md",
     "isolation-self-test.md",
+    "residency-policy.md",
+    "residency-policy.schema.json",
     "sealed-block.md",
     "statement.md",
 )

@@ -16,6 +16,12 @@ class FineTuneMissingError(FineTuneError):
     status = 404
 
 
+class FineTuneTakenError(FineTuneError):
+    """There is a fine-tune or a job of that name already."""
+
+    status = 409
+
+
 class FineTuneBusyError(FineTuneError):
     """Another process works on it."""
 
@@ -33,6 +39,7 @@ class ToolsMissingError(FineTuneError):
     """What a job needs is not installed."""
 
     exit_code = 3
+    status = 409
 
 
 class EvaluationError(KvrunError):

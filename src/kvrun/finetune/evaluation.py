@@ -17,6 +17,7 @@ import msgspec
 
 from kvrun.errors import KvrunError
 from kvrun.finetune.errors import EvaluationError, FineTuneError
+from kvrun.finetune.harness import TaskResults
 from kvrun.finetune.scoring import Score
 from kvrun.finetune.training import Plan
 from kvrun.keys.signing import PublicKeyRecord, SigningKey
@@ -83,7 +84,7 @@ class Machine(_Part, frozen=True, kw_only=True):
 
 class Evaluation(_Part, frozen=True, kw_only=True):
     """The content of ``evaluation.json``. ``training`` and ``plan`` are None for an adapter that
-    was imported: how it was made is not known here."""
+    was imported: how it was made is not known here. ``tasks`` is None where none was named."""
 
     format: str = EVALUATION_FORMAT
     id: str
@@ -99,6 +100,7 @@ class Evaluation(_Part, frozen=True, kw_only=True):
     evaluation: EvaluationData
     base_score: Score
     tuned_score: Score
+    tasks: TaskResults | None = None
     machine: Machine
 
 

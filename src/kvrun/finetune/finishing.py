@@ -6,6 +6,7 @@ served: the merged weights, read again from the files that the statement names.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import platform
@@ -32,8 +33,10 @@ from kvrun.finetune.evaluation import (
     sign_folder,
 )
 from kvrun.finetune.gate import MARK
+from kvrun.finetune.harness import Measured, compare, measure
 from kvrun.finetune.scoring import Score, score
 from kvrun.finetune.store import ADAPTER, FineTunes
+from kvrun.finetune.taskfolder import TaskFolder
 from kvrun.finetune.tools import Tools, load_model
 from kvrun.finetune.training import Plan
 from kvrun.keys.signing import SigningKey
@@ -56,7 +59,10 @@ class Reporter:
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What a job needs of the world: a clock, randomness, a signing key, and when to stop."""
+    """What a job needs of the world: a clock, randomness, a signing key, and when to stop.
+
+    ``memory_bytes``: what it may take at most; None where nobody bounds it.
+    """
 
     store: FineTunes
     signer: Callable[[], SigningKey]
@@ -64,6 +70,7 @@ class Surroundings:
     random_bytes: Callable[[int], bytes]
     should_stop: Callable[[], bool] = lambda: False
     report: Reporter = field(default_factory=Reporter)
+    memory_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +93,12 @@ class Made:
     training: DataFile | None
     plan: Plan | None
     data: EvaluationData
+    tasks: TaskFolder | None = None
+
+    @property
+    def seed(self) -> int:
+        """What decides everything that is drawn."""
+        return self.plan.seed if self.plan is not None else 0
 
 
 def find_base(name: str, say: Callable[[str], None]) -> Base:
@@ -103,22 +116,28 @@ def finish(
     around: Surroundings,
     tools: Tools,
     made: Made,
-    wrapped: Any,
+    take_trained: Callable[[], Any],
     tokenizer: Any,
     examples: Sequence[Encoded],
 ) -> Evaluation:
-    """Merge ``wrapped`` into the base, evaluate both, sign, and have the folder appear."""
+    """Merge an adapter into its base, evaluate both, sign, and have the folder appear.
+
+    ``take_trained`` gives away the model with the adapter around it: nobody else may hold it, so
+    that one model at a time is in memory.
+    """
     folder = around.store.folder(made.name)
     with appearing(folder) as scratch:
         around.report.say("merging the adapter into the base")
+        wrapped = take_trained()
         wrapped.save_pretrained(str(scratch / ADAPTER), safe_serialization=True)
         (scratch / ADAPTER / "README.md").unlink(missing_ok=True)
         _write_merged(made, wrapped, scratch)
         del wrapped
+        gc.collect()
 
-        def scored(what: str, place: Path) -> Score:
+        def scored(what: str, place: Path) -> tuple[Score, Measured]:
             model = load_model(tools, str(place))
-            return score(
+            found = score(
                 tools,
                 model,
                 tokenizer,
@@ -126,20 +145,28 @@ def finish(
                 check_stop=lambda: _check_stop(around),
                 on_example=lambda done, total: around.report.progress(what, done, total),
             )
+            if made.tasks is None:
+                return found, {}
+            _check_stop(around)
+            around.report.say(f"{what}: {', '.join(made.tasks.names)} with lm-eval")
+            return found, measure(made.tasks, model, tokenizer, made.seed)
 
+        base_score, base_tasks = scored("evaluating the base", made.base.folder)
+        tuned_score, tuned_tasks = scored("evaluating the fine-tune", scratch)
         evaluation = Evaluation(
             id=made.id,
             name=made.name,
             evaluated_at=format_time(around.now()),
-            seed=made.plan.seed if made.plan is not None else 0,
+            seed=made.seed,
             base=BaseModel(model=made.base.name, digest=made.base.digest),
             adapter_sha256=file_digests(scratch)[ADAPTER_WEIGHTS],
             origin=made.origin,
             training=made.training,
             plan=made.plan,
             evaluation=made.data,
-            base_score=scored("evaluating the base", made.base.folder),
-            tuned_score=scored("evaluating the fine-tune", scratch),
+            base_score=base_score,
+            tuned_score=tuned_score,
+            tasks=compare(made.tasks, base_tasks, tuned_tasks) if made.tasks else None,
             machine=_machine(tools),
         )
         (scratch / EVALUATION_NAME).write_bytes(encode_evaluation(evaluation))

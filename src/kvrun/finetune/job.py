@@ -14,20 +14,30 @@ from kvrun.audit.record import format_time
 from kvrun.errors import KvrunError
 from kvrun.finetune.dataset import MAX_FILE_BYTES, Dataset, hold_out, overlap, parse_dataset
 from kvrun.finetune.encode import encode_all
-from kvrun.finetune.errors import FineTuneCancelledError, FineTuneError
+from kvrun.finetune.errors import FineTuneCancelledError, FineTuneError, FineTuneTakenError
 from kvrun.finetune.evaluation import DataFile, Evaluation, EvaluationData
-from kvrun.finetune.finishing import Made, Surroundings, find_base, finish
+from kvrun.finetune.finishing import Made, Reporter, Surroundings, find_base, finish
 from kvrun.finetune.gate import ADAPTER_CONFIG
+from kvrun.finetune.harness import require_harness
+from kvrun.finetune.memory import allowed_here, check_need, need_of, shape_of, within
 from kvrun.finetune.store import JobNote
+from kvrun.finetune.taskfolder import TaskFolder, read_tasks
 from kvrun.finetune.tools import load_model, load_tokenizer, load_tools
 from kvrun.finetune.training import Plan, check_plan, train
 
 ID_BYTES = 12
+MEMORY_SETTING = "control.finetune_memory_bytes"
 _NOTE_EVERY = 10
 
 
 def begin(
-    around: Surroundings, name: str, base: str, data: Path, eval_data: Path | None, plan: Plan
+    around: Surroundings,
+    name: str,
+    base: str,
+    data: Path,
+    eval_data: Path | None,
+    plan: Plan,
+    tasks: TaskFolder | None = None,
 ) -> Evaluation:
     """Train, evaluate and sign a new fine-tune; it lies in the store's folder of that name.
 
@@ -35,31 +45,26 @@ def begin(
     FineTuneCancelledError once it is told to stop: ``resume`` goes on.
     """
     check_plan(plan)
-    folder = around.store.folder(name)
+    around.store.folder(name)
     with around.store.working(name) as job:
-        if folder.exists():
-            raise FineTuneError(
-                f"there is a fine-tune {name!r} already", hint="Choose another --name."
-            )
-        if (job / "job.json").exists():
-            raise FineTuneError(
-                f"there is an unfinished job {name!r}",
-                hint=f"`kvrun finetune resume {name}` goes on with it,"
-                f" `kvrun finetune delete {name}` drops it.",
-            )
-        note = JobNote(
-            id=around.random_bytes(ID_BYTES).hex(),
-            name=name,
-            base=base,
-            data=str(data.absolute()),
-            data_sha256=read_dataset(data).sha256,
-            eval_data=str(eval_data.absolute()) if eval_data is not None else "",
-            eval_sha256=read_dataset(eval_data).sha256 if eval_data is not None else "",
-            plan=plan,
-            started_at=format_time(around.now()),
-        )
-        around.store.note_job(job, note)
+        note = _new_job(around, job, name, base, data, eval_data, plan, tasks)
         return _run(around, job, note)
+
+
+def prepare(
+    around: Surroundings,
+    name: str,
+    base: str,
+    data: Path,
+    eval_data: Path | None,
+    plan: Plan,
+    tasks: TaskFolder | None = None,
+) -> JobNote:
+    """Note a job that another process carries out with ``resume``. Raises like ``begin``."""
+    check_plan(plan)
+    around.store.folder(name)
+    with around.store.working(name) as job:
+        return _new_job(around, job, name, base, data, eval_data, plan, tasks)
 
 
 def resume(around: Surroundings, name: str) -> Evaluation:
@@ -70,7 +75,13 @@ def resume(around: Surroundings, name: str) -> Evaluation:
 
 
 def adopt(
-    around: Surroundings, name: str, base: str, adapter: Path, eval_data: Path, max_tokens: int
+    around: Surroundings,
+    name: str,
+    base: str,
+    adapter: Path,
+    eval_data: Path,
+    max_tokens: int,
+    tasks: TaskFolder | None = None,
 ) -> Evaluation:
     """Merge an adapter that was made elsewhere into its base, evaluate it and sign.
 
@@ -107,8 +118,11 @@ def adopt(
                 split="given",
                 overlap=None,
             ),
+            tasks=tasks,
         )
-        done = finish(around, tools, made, wrapped, tokenizer, examples)
+        trained = [wrapped]
+        del model, wrapped
+        done = finish(around, tools, made, trained.pop, tokenizer, examples)
         shutil.rmtree(job)
         return done
 
@@ -122,10 +136,62 @@ def read_dataset(path: Path) -> Dataset:
         raise FineTuneError(f"{path} cannot be read: {error.strerror}") from None
 
 
+def _new_job(
+    around: Surroundings,
+    job: Path,
+    name: str,
+    base: str,
+    data: Path,
+    eval_data: Path | None,
+    plan: Plan,
+    tasks: TaskFolder | None,
+) -> JobNote:
+    if around.store.folder(name).exists():
+        raise FineTuneTakenError(
+            f"there is a fine-tune {name!r} already", hint="Choose another --name."
+        )
+    if (job / "job.json").exists():
+        raise FineTuneTakenError(
+            f"there is an unfinished job {name!r}",
+            hint=f"`kvrun finetune resume {name}` goes on with it,"
+            f" `kvrun finetune delete {name}` drops it.",
+        )
+    note = JobNote(
+        id=around.random_bytes(ID_BYTES).hex(),
+        name=name,
+        base=base,
+        data=str(data.absolute()),
+        data_sha256=read_dataset(data).sha256,
+        eval_data=str(eval_data.absolute()) if eval_data is not None else "",
+        eval_sha256=read_dataset(eval_data).sha256 if eval_data is not None else "",
+        plan=plan,
+        tasks_folder=str(tasks.folder) if tasks is not None else "",
+        tasks=tasks.names if tasks is not None else (),
+        tasks_sha256=tasks.sha256 if tasks is not None else "",
+        started_at=format_time(around.now()),
+    )
+    around.store.note_job(job, note)
+    return note
+
+
 def _run(around: Surroundings, job: Path, note: JobNote) -> Evaluation:
     (job / "cancel").unlink(missing_ok=True)
     asked = around.should_stop
-    around = replace(around, should_stop=lambda: asked() or (job / "cancel").exists())
+    shown = around.report
+    note = msgspec.structs.replace(note, what="")
+
+    def on_progress(what: str, done: int, total: int) -> None:
+        nonlocal note
+        if what != note.what:
+            note = msgspec.structs.replace(note, what=what)
+            around.store.note_job(job, note)
+        shown.progress(what, done, total)
+
+    around = replace(
+        around,
+        should_stop=lambda: asked() or (job / "cancel").exists(),
+        report=Reporter(shown.say, on_progress),
+    )
 
     def on_step(step: int, steps: int, loss: float) -> None:
         nonlocal note
@@ -146,6 +212,8 @@ def _run(around: Surroundings, job: Path, note: JobNote) -> Evaluation:
         said = error.message if isinstance(error, KvrunError) else type(error).__name__
         around.store.note_job(job, msgspec.structs.replace(note, state="failed", said=said[:500]))
         raise
+    # Whoever carried it out: what was handed over with it is kept no longer than the job.
+    shutil.rmtree(around.store.given_folder(note.name), ignore_errors=True)
     shutil.rmtree(job)
     return done
 
@@ -160,6 +228,7 @@ def _train_and_finish(
     else:
         tests = data
         train_on, held = hold_out(data.examples, note.plan.seed)
+    tasks = _tasks_of(note)
     tools = load_tools()
     base = find_base(note.base, around.report.say)
     tokenizer = load_tokenizer(tools, str(base.folder))
@@ -168,16 +237,11 @@ def _train_and_finish(
     around.report.say(
         f"training on {len(encoded)} examples, {len(held)} to evaluate with, on the {tools.device}"
     )
-    wrapped = train(
-        tools,
-        load_model(tools, str(base.folder)),
-        encoded,
-        note.plan,
-        job / "checkpoint.pt",
-        binding=f"{note.id}:{base.digest}:{note.data_sha256}",
-        should_stop=around.should_stop,
-        on_step=on_step,
-    )
+    if around.memory_bytes is not None:
+        need = need_of(
+            shape_of(base.folder), note.plan, [*encoded, *encoded_tests], data.size_bytes
+        )
+        check_need(need, note.plan, allowed_here(tools, around.memory_bytes), MEMORY_SETTING)
     made = Made(
         id=note.id,
         name=note.name,
@@ -192,8 +256,35 @@ def _train_and_finish(
             split="given" if note.eval_data else "held_out",
             overlap=overlap(train_on, held),
         ),
+        tasks=tasks,
     )
-    return finish(around, tools, made, wrapped, tokenizer, encoded_tests)
+    with within(tools, around.memory_bytes, MEMORY_SETTING):
+        trained = [
+            train(
+                tools,
+                load_model(tools, str(base.folder)),
+                encoded,
+                note.plan,
+                job / "checkpoint.pt",
+                binding=f"{note.id}:{base.digest}:{note.data_sha256}",
+                should_stop=around.should_stop,
+                on_step=on_step,
+            )
+        ]
+        return finish(around, tools, made, trained.pop, tokenizer, encoded_tests)
+
+
+def _tasks_of(note: JobNote) -> TaskFolder | None:
+    if not note.tasks:
+        return None
+    require_harness()
+    found = read_tasks(Path(note.tasks_folder), note.tasks)
+    if found.sha256 != note.tasks_sha256:
+        raise FineTuneError(
+            f"the tasks in {note.tasks_folder} are not those that the job began with",
+            hint="Put the files back, or delete the job and begin anew.",
+        )
+    return found
 
 
 def _adapter_config(adapter: Path) -> dict[str, object]:

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import msgspec
 
-from kvrun.audit.segment import replace_file
+from kvrun.durable import replace_private_file
 from kvrun.filelock import FileTakenError, hold_file, is_held
 from kvrun.finetune.errors import (
     FineTuneBusyError,
@@ -32,7 +32,7 @@ from kvrun.finetune.training import Plan
 from kvrun.keys.signing import PublicKeyRecord
 
 ADAPTER = "adapter"
-_JOBS, _RECORDS = ".jobs", ".records"
+_JOBS, _RECORDS, _GIVEN = ".jobs", ".records", ".given"
 _T = TypeVar("_T")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
@@ -48,11 +48,15 @@ class JobNote(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     eval_data: str = ""
     eval_sha256: str = ""
     plan: Plan
+    tasks_folder: str = ""
+    tasks: tuple[str, ...] = ()
+    tasks_sha256: str = ""
     started_at: str
     state: str = "running"
     step: int = 0
     steps: int = 0
     loss: float | None = None
+    what: str = ""
     said: str = ""
 
 
@@ -122,6 +126,10 @@ class FineTunes:
         """Where the job of that name keeps its notes and its checkpoint."""
         return self.root / _JOBS / self.folder(name).name
 
+    def given_folder(self, name: str) -> Path:
+        """Where examples are kept that were handed over with a job, for as long as it lasts."""
+        return self.root / _GIVEN / self.folder(name).name
+
     @contextmanager
     def working(self, name: str) -> Iterator[Path]:
         """Be the one process that works on a name; its job's folder. Raises FineTuneBusyError."""
@@ -169,16 +177,16 @@ class FineTunes:
 
     def note_job(self, job: Path, note: JobNote) -> None:
         """Write down how far a job is."""
-        replace_file(job / "job.json", msgspec.json.encode(note))
+        replace_private_file(job / "job.json", msgspec.json.encode(note))
 
     def keep(self, folder: Path, evaluation: Evaluation) -> None:
         """Put the evaluation of a finished folder on record."""
         record = self.root / _RECORDS / evaluation.id
         record.mkdir(mode=0o700, parents=True, exist_ok=True)
         for name in (EVALUATION_NAME, STATEMENT_NAME):
-            replace_file(record / name, (folder / name).read_bytes())
+            replace_private_file(record / name, (folder / name).read_bytes())
         note = RecordNote(id=evaluation.id, name=evaluation.name)
-        replace_file(record / "record.json", msgspec.json.encode(note))
+        replace_private_file(record / "record.json", msgspec.json.encode(note))
 
     def records(self) -> list[Kept]:
         """Every evaluation on record, the last one first; those of deleted fine-tunes too."""
@@ -210,12 +218,13 @@ class FineTunes:
                     if kept.note.name == name and not kept.note.deleted_at:
                         gone = msgspec.structs.replace(kept.note, deleted_at=deleted_at)
                         path = self.root / _RECORDS / kept.note.id / "record.json"
-                        replace_file(path, msgspec.json.encode(gone))
+                        replace_private_file(path, msgspec.json.encode(gone))
                 aside = folder.with_name(f".{name}.removed")
                 shutil.rmtree(aside, ignore_errors=True)
                 folder.rename(aside)
                 shutil.rmtree(aside)
             shutil.rmtree(job)
+            shutil.rmtree(self.given_folder(name), ignore_errors=True)
         return had
 
     def _is_running(self, job: Path) -> bool:

@@ -29,14 +29,19 @@ class Tools:
         return {name: importlib.metadata.version(name) for name in _NEEDED}
 
 
-def load_tools() -> Tools:
-    """Import them. Raises ToolsMissingError that names what to install."""
+def require_tools() -> None:
+    """Raise ToolsMissingError that names what to install; nothing is imported."""
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise ToolsMissingError(
             f"a fine-tune needs {', '.join(missing)}, which is not installed",
             hint='pip install "kvrun[finetune]"',
         )
+
+
+def load_tools() -> Tools:
+    """Import them. Raises ToolsMissingError that names what to install."""
+    require_tools()
     # The job takes weights from this machine and sends nothing anywhere.
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

@@ -20,7 +20,7 @@ from kvrun.finetune.tools import Tools
 
 IGNORED_LABEL = -100
 _CLIP_NORM = 1.0
-_LOGITS_AT_ONCE = 1 << 26
+LOGITS_AT_ONCE = 1 << 26
 """Logits that are held at once: a batch is learned in parts where its vocabulary is large."""
 _WARMUP_SHARE = 0.05
 
@@ -142,7 +142,7 @@ def _learn(tools: Tools, model: Any, batch: Sequence[Encoded]) -> float:
     """Add a batch's gradients; the mean negative log likelihood a token of its answers."""
     width = max(len(item.tokens) for item in batch)
     vocabulary = model.config.get_text_config().vocab_size
-    at_once = max(1, _LOGITS_AT_ONCE // (width * vocabulary))
+    at_once = max(1, LOGITS_AT_ONCE // (width * vocabulary))
     tokens = sum(len(item.answer) for item in batch)
     total = 0.0
     for first in range(0, len(batch), at_once):

@@ -15,8 +15,8 @@ from kvrun.gateway.apikeys_file import passing_api_key
 from kvrun.gateway.identity import DEFAULT_TENANT
 from kvrun.gateway.routes import MODELS_PATH, READY_PATH
 from kvrun.instance.admin import InstanceStatus
+from kvrun.instance.canary_release import Released
 from kvrun.instance.handles import Reuse
-from kvrun.instance.page_release import Released
 from kvrun.isolation.doors import Doors, send
 from kvrun.isolation.report import Check
 from kvrun.isolation.target import Canary, Facts, Reply, SelfTestError, TierTokens
@@ -81,6 +81,7 @@ class RunningDeployment:
             many_users=gateway.multi_tenant or self._has_seen_a_tenant(),
             tiers=() if status.stateless else tuple(tiers),
             can_restart=self._restart is not None,
+            keeps_pages=config.engine.kind != "llama.cpp",  # its slots are erased after a request
         )
 
     def ask(self, canary: Canary, prompt: str) -> Reply:
@@ -124,9 +125,12 @@ class RunningDeployment:
 
     def release_pages(self, canary: Canary) -> bool:
         """See Target."""
-        asked = {"tenant": canary.user or DEFAULT_TENANT, "session": canary.session}
-        reply = ask_daemon(self._config, "release_pages", asked)
+        reply = ask_daemon(self._config, "release_pages", _whose(canary))
         return msgspec.json.decode(reply, type=Released).confirmed
+
+    def release_above(self, canary: Canary, tier: str) -> None:
+        """See Target."""
+        ask_daemon(self._config, "release_above", {**_whose(canary), "tier": tier})
 
     def restart(self) -> None:
         """See Target. Raises SelfTestError where it does not come back."""
@@ -182,6 +186,10 @@ class RunningDeployment:
         gateway = self._config.gateway
         folder = gateway.state_dir or self._config.layout.data_dir / "gateway"
         return (folder / "tenant-seen").exists()
+
+
+def _whose(canary: Canary) -> dict[str, str]:
+    return {"tenant": canary.user or DEFAULT_TENANT, "session": canary.session}
 
 
 @contextmanager

@@ -120,5 +120,11 @@ def object_name(result: IsolationPredicate) -> str:
     return f"{FOLDER_NAME}/{stamp}.json"
 
 
+def day_of(name: str) -> str:
+    """The day (``2026-01-31``) on which a result of this name was signed."""
+    stamp = name.rpartition("/")[2]
+    return f"{stamp[:4]}-{stamp[4:6]}-{stamp[6:8]}"
+
+
 def _interval(effect: Effect) -> Interval:
     return Interval(value=f"{effect.value:.4f}", low=f"{effect.low:.4f}", high=f"{effect.high:.4f}")

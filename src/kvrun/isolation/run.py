@@ -12,11 +12,13 @@ from dataclasses import dataclass
 
 from kvrun.errors import KvrunError
 from kvrun.isolation.report import Check, Outcome, TimingEntry, timing_entry
-from kvrun.isolation.target import CANARY_PREFIX, Canary, Facts, Reply, Target
+from kvrun.isolation.target import CANARY_PREFIX, Canary, Facts, Reply, SelfTestError, Target
 from kvrun.isolation.timing import MIN_ROUNDS, Round, Seen, judge
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 _WORD_LETTERS = 5
+_LASTING = ("disk", "object")
+AFTER_RESTART = "after a restart"
 _SEEN = {
     Seen.NO_LEAK: Outcome.PASS,
     Seen.LEAK: Outcome.FAIL,
@@ -50,16 +52,17 @@ def run_self_test(
     options: Options,
     random_bytes: Callable[[int], bytes],
     say: Callable[[str], None] = lambda text: None,
+    stopped: Callable[[], bool] = lambda: False,
 ) -> Found:
     """Try everything, and erase the canaries whatever happens.
 
-    Raises KvrunError where the deployment cannot be reached; SelfTestError where it cannot be
-    tested at all.
+    ``stopped`` is asked before each step. Raises KvrunError where the deployment cannot be reached;
+    SelfTestError where it cannot be tested at all, or was stopped.
     """
     if options.rounds and options.rounds < MIN_ROUNDS:
         raise ValueError(f"{options.rounds} rounds are too few; at least {MIN_ROUNDS}, or none")
     facts = target.facts()
-    test = _SelfTest(target, facts, options, random_bytes, say)
+    test = _SelfTest(target, facts, options, random_bytes, say, stopped)
     try:
         test.run()
     except BaseException:
@@ -77,12 +80,14 @@ class _SelfTest:
         options: Options,
         random_bytes: Callable[[int], bytes],
         say: Callable[[str], None],
+        stopped: Callable[[], bool],
     ) -> None:
         self.checks: list[Check] = []
         self.timing: TimingEntry | None = None
         self.prompt_tokens = 0
         self.restarted = False
-        self._target, self._facts, self._options, self._say = target, facts, options, say
+        self._target, self._facts, self._options = target, facts, options
+        self._tell, self._stopped = say, stopped
         self._seed = int.from_bytes(random_bytes(6), "big")
         self._words = random.Random(random_bytes(16))  # noqa: S311 - prompts, nothing secret
         mark = random_bytes(8).hex()
@@ -107,9 +112,10 @@ class _SelfTest:
         self._doors()
         for tier in ("memory", "disk", "object"):
             self._tier(tier)
+        self._after_restart()
 
     def erase(self) -> list[str]:
-        self._say("erasing the canary users")
+        self._tell("erasing the canary users")
         canaries = [self._owner, self._session, *([self._user] if self._user else [])]
         return list(self._target.erase(canaries))
 
@@ -127,7 +133,10 @@ class _SelfTest:
                 Outcome.FAIL if kept else Outcome.PASS,
                 f"this deployment is stateless; the same session reused {kept} tokens",
             )
-        self._pair("gpu", prompt, first)
+        if self._facts.keeps_pages or self._facts.stateless:
+            self._pair("engine memory", "gpu", prompt, first)
+        else:
+            self._nothing_kept(prompt, first)
 
     def _tier(self, tier: str) -> None:
         name = f"{tier} tier"
@@ -138,22 +147,39 @@ class _SelfTest:
         prompt = self._prompt()
         first = self._target.ask(self._owner, prompt)
         self._target.seal(first)
-        if tier == "memory":
-            if not self._target.release_pages(self._owner):
-                self._note(name, Outcome.SKIPPED, "the engine did not let go of the pages")
-                return
-        elif self._options.restart and self._facts.can_restart and tier == "disk":
-            self._say("restarting the deployment")
-            self._target.restart()
-            self.restarted = True
-        else:
-            self._strangers_only(name, prompt, first)
+        if self._facts.keeps_pages and not self._target.release_pages(self._owner):
+            self._note(name, Outcome.SKIPPED, "the engine did not let go of the pages")
             return
-        self._pair(tier, prompt, first)
+        self._target.release_above(self._owner, tier)
+        self._pair(name, tier, prompt, first)
 
-    def _pair(self, tier: str, prompt: str, first: Reply) -> None:
+    def _after_restart(self) -> None:
+        """One prompt for each tier that lasts, so that none has what another one brought up."""
+        lasting = [tier for tier in _LASTING if tier in self._facts.tiers]
+        if not lasting:
+            self._note(
+                AFTER_RESTART, Outcome.SKIPPED, "no tier of this deployment outlives a restart"
+            )
+            return
+        if not (self._options.restart and self._facts.can_restart):
+            self._note(AFTER_RESTART, Outcome.SKIPPED, "needs a restart (--restart)")
+            return
+        sent: list[tuple[str, str, Reply]] = []
+        for tier in lasting:
+            prompt = self._prompt()
+            first = self._target.ask(self._owner, prompt)
+            self._target.seal(first)
+            sent.append((tier, prompt, first))
+        self._say("restarting the deployment")
+        self._target.restart()
+        self.restarted = True
+        for tier, prompt, first in sent:
+            self._say(f"{AFTER_RESTART}, {tier} tier")
+            self._target.release_above(self._owner, tier)
+            self._pair(f"{AFTER_RESTART}, {tier} tier", tier, prompt, first)
+
+    def _pair(self, name: str, tier: str, prompt: str, first: Reply) -> None:
         """Strangers ask first, while only the owner's blocks exist; then the owner does."""
-        name = "engine memory" if tier == "gpu" else f"{tier} tier"
         leaked, texts = self._strangers(prompt, first)
         again = self._target.ask(self._owner, prompt)
         tokens = self._target.reused(again)
@@ -173,16 +199,30 @@ class _SelfTest:
         else:
             self._note(name, Outcome.PASS, detail)
 
-    def _strangers_only(self, name: str, prompt: str, first: Reply) -> None:
+    def _nothing_kept(self, prompt: str, first: Reply) -> None:
+        """An engine that forgets after each request: nobody reuses of it, not even the owner.
+
+        That the owner reuses from the tiers below shows that there was something to reuse.
+        """
+        name = "engine memory"
         leaked, texts = self._strangers(prompt, first)
-        detail = f"strangers reused {leaked} tokens"
-        if leaked or not texts:
-            self._note(name, Outcome.FAIL, detail)
-            return
-        why = "needs a restart (--restart)" if not self.restarted else "was not looked at alone"
-        self._note(
-            name, Outcome.SKIPPED, f"{detail}; that the same session reuses from there {why}"
+        again = self._target.ask(self._owner, prompt)
+        tokens = self._target.reused(again)
+        below = tokens.total - tokens.gpu
+        kept = max(tokens.gpu, again.cached_tokens - below)
+        detail = (
+            f"this engine keeps nothing between requests: the same session reused {kept} of"
+            f" {again.prompt_tokens} prompt tokens from there and {below} from the tiers below,"
+            f" strangers reused {leaked}"
         )
+        if not texts or again.text != first.text:
+            self._note(name, Outcome.FAIL, f"{detail}; answers to one prompt differ")
+        elif leaked or kept:
+            self._note(name, Outcome.FAIL, detail)
+        elif below < again.prompt_tokens // 2:
+            self._note(name, Outcome.INCONCLUSIVE, f"{detail}: that nobody else did shows nothing")
+        else:
+            self._note(name, Outcome.PASS, detail)
 
     def _strangers(self, prompt: str, first: Reply) -> tuple[int, bool]:
         """What strangers reused of a prompt, and whether their answers are the owner's."""
@@ -236,6 +276,11 @@ class _SelfTest:
             "".join(self._words.choices(_LETTERS, k=_WORD_LETTERS))
             for _ in range(self._options.words)
         )
+
+    def _say(self, step: str) -> None:
+        if self._stopped():
+            raise SelfTestError("the self-test was stopped")
+        self._tell(step)
 
     def _note(self, name: str, outcome: Outcome, detail: str) -> None:
         self.checks.append(Check(name=name, outcome=outcome, detail=detail))

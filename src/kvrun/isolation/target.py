@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from kvrun.errors import KvrunError
-from kvrun.instance.page_release import CANARY_PREFIX as CANARY_PREFIX
+from kvrun.instance.canary_release import CANARY_PREFIX as CANARY_PREFIX
 from kvrun.isolation.report import Check
 
 
@@ -54,7 +54,10 @@ class TierTokens:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is known of the deployment. ``tiers`` are those it keeps sealed blocks on."""
+    """What is known of the deployment. ``tiers`` are those it keeps sealed blocks on.
+
+    ``keeps_pages``: the engine itself keeps KV of a request that ended.
+    """
 
     workspace: str
     deployment: str
@@ -63,6 +66,7 @@ class Facts:
     many_users: bool
     tiers: tuple[str, ...]
     can_restart: bool
+    keeps_pages: bool = True
 
 
 class Target(Protocol):
@@ -82,6 +86,9 @@ class Target(Protocol):
 
     def release_pages(self, canary: Canary) -> bool:
         """Have the engine let go of a canary's pages; False where none confirmed."""
+
+    def release_above(self, canary: Canary, tier: str) -> None:
+        """Take a canary's blocks out of every tier that is asked before ``tier``."""
 
     def restart(self) -> None:
         """Restart daemon and engine, and wait until they serve."""
