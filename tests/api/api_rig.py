@@ -16,7 +16,7 @@ from kvrun.accounts import Actor, Role, write_owner_link
 from kvrun.accounts.tables import UserRow
 from kvrun.api.app import create_app
 from kvrun.api.services import Services, open_services
-from kvrun.config import parse_config
+from kvrun.config import KvrunConfig, parse_config
 from kvrun.deployments.launcher import Site
 from kvrun.deployments.machine import Seen
 from kvrun.deployments.model import Deployment, DeploymentSpec, LauncherKind
@@ -143,6 +143,20 @@ class World:
         with open_parts(config, memory_bytes=1 << 20) as parts:
             for tenant in tenants:
                 parts.instance.open_session(tenant, "one")
+
+
+@contextmanager
+def storage_away(config: KvrunConfig) -> Iterator[None]:
+    """Until the end, the folder of a deployment's Storage cannot be used."""
+    there = config.layout.storage_root
+    aside = there.with_name("aside")
+    there.rename(aside)
+    there.write_bytes(b"")
+    try:
+        yield
+    finally:
+        there.unlink()
+        aside.rename(there)
 
 
 def browser(app: FastAPI, token: str, csrf_token: str, user_id: str = "") -> Caller:

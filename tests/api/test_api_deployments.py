@@ -17,6 +17,8 @@ from kvrun.deployments import deleting
 from kvrun.deployments.model import DeploymentState
 from kvrun.deployments.service import Deployments
 from kvrun.gateway.apikeys import ApiKeyRecord, load_api_keys
+from kvrun.keys.filesystem import ClaimClass
+from support.filesystems import pretend_filesystem
 
 SPEC: dict[str, Any] = {
     "name": "chat",
@@ -87,11 +89,27 @@ async def test_a_deployment_is_made_started_stopped_and_deleted(world: World) ->
     assert [item["id"] for item in kept.json()["items"]] == [made["id"]]
 
 
+@pytest.mark.parametrize("claim", list(ClaimClass))
+async def test_who_makes_a_deployment_is_told_when_its_root_proves_no_erasure(
+    world: World, monkeypatch: pytest.MonkeyPatch, claim: ClaimClass
+) -> None:
+    pretend_filesystem(monkeypatch, claim)
+    made = await create(world)
+    said = [text for text in made["warnings"] if "cannot prove that keys are gone" in text]
+    assert len(said) == (claim is ClaimClass.LOGICAL)
+    assert all("a key deletion record, not in a certificate (testfs" in text for text in said)
+    view = await world.owner.get(f"/deployments/{made['id']}/overview")
+    assert view.json()["warnings"] == made["warnings"]
+    await world.owner.post(f"/deployments/{made['id']}/delete", {"name": "chat"})
+    view = await world.owner.get(f"/deployments/{made['id']}/overview")
+    assert view.json()["warnings"] == [], "of what is deleted nothing will be erased"
+
+
 async def test_what_was_asked_and_by_whom_is_on_record_before_it_is_done(world: World) -> None:
     made = await create(world)
     await world.owner.post(f"/deployments/{made['id']}/start")
     assert [found["event"] for found in records(world, made["id"])] == [
-        "deployment_created", "role_changed"]  # fmt: skip
+        "deployment_created", "deployment_asked"]  # fmt: skip
     reason = f"requested: start by local_owner {world.owner.user_id}"
     assert records(world, made["id"])[-1]["reason"] == reason
 
@@ -106,7 +124,7 @@ async def test_a_record_of_what_was_asked_claims_no_outcome(
     monkeypatch.setattr(deleting, "remove_data", refuse)
     is_problem(await world.owner.post(f"{place}/delete", {"name": "chat"}), 409)
     asked = [
-        found for found in records(world, made.id)[before:] if found["event"] == "role_changed"
+        found for found in records(world, made.id)[before:] if found["event"] == "deployment_asked"
     ]
     assert [found["reason"].split(" by ")[0] for found in asked] == [
         f"requested: {verb}" for verb in ("restart", "rebuild", "stop", "drain", "detach", "delete")
@@ -159,7 +177,7 @@ async def test_a_detached_deployment_takes_its_keys_along_and_is_not_called_dele
     assert (await world.owner.post(f"/deployments/{made.id}/detach")).status_code == 200
     assert not alive(world, key)
     last = records(world, made.id)[-1]
-    assert last["event"] == "role_changed"
+    assert last["event"] == "deployment_asked"
     assert "detached: its keys and data stay" in last["reason"]
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +13,7 @@ from api_rig import Caller, World, is_problem
 
 from kvrun.accounts import Role, Scope
 from kvrun.accounts.tables import UserRow
+from kvrun.api.services import DATABASE_FILE
 from kvrun.deployments.model import Deployment
 from kvrun.erasure.archive import CertificateArchive
 from kvrun.erasure.errors import ErasureError
@@ -95,6 +99,29 @@ async def test_a_long_name_hides_nobody_in_the_certificate(world: World, chat: D
     (row,) = (await officer.get(f"/workspaces/{world.ids['acme']}/certificates")).json()["items"]
     assert row["requester"].startswith(f"user {officer.user_id} (bob ")
     assert len(row["requester"]) < 150
+
+
+async def test_an_older_database_put_back_revives_nobody(
+    world: World, chat: Deployment, tmp_path: Path
+) -> None:
+    live, older = world.services.home / DATABASE_FILE, tmp_path / "last-night.db"
+    copy_database(live, older)
+    asked = {"kind": "session", "tenant": "bob-private", "session": "one"}
+    done = await world.owner.post(f"/deployments/{chat.id}/erasures", asked)
+    assert done.status_code == 201, done.text
+    copy_database(older, live)
+    place = f"/deployments/{chat.id}"
+    counted = [
+        (await plan(world.owner, place, {"kind": "tenant", "tenant": tenant}))["sessions"]
+        for tenant in ("bob-private", "alice-private")
+    ]
+    assert counted == [0, 1]
+
+
+def copy_database(source: Path, target: Path) -> None:
+    """As a backup tool does, the journal included."""
+    with closing(sqlite3.connect(source)) as old, closing(sqlite3.connect(target)) as new:
+        old.backup(new)
 
 
 async def test_a_session_is_erased_at_once(world: World, chat: Deployment) -> None:

@@ -203,6 +203,24 @@ async def test_where_a_person_is_says_what_it_cannot_tell(world: World, chat: De
     assert [item["deployment"]["id"] for item in found.json()["items"]] == [chat.id]
 
 
+async def test_looking_for_a_person_writes_nothing_into_a_stopped_deployments_log(
+    world: World, chat: Deployment
+) -> None:
+    log = world.services.deployments.config_of(chat.id).layout.audit
+
+    def written() -> dict[str, bytes]:
+        return {file.name: file.read_bytes() for file in log.iterdir()}
+
+    before = written()
+    asked = {"user": "alice-private"}
+    found = await world.owner.post(f"/workspaces/{world.ids['acme']}/where-is", asked)
+    assert [item["sessions"] for item in found.json()["items"]] == [1]
+    assert written() == before
+    named = {"tenant": "alice-private", "reason": "ticket 1"}
+    await world.owner.post(f"/deployments/{chat.id}/sessions/search", named)
+    assert written() != before, "an id that is told is a record first"
+
+
 async def test_the_trust_anchor_is_for_everybody_who_sees_the_deployment(
     world: World, chat: Deployment
 ) -> None:

@@ -7,7 +7,7 @@ import zipfile
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from api_rig import World, is_problem
+from api_rig import World, is_problem, storage_away
 
 from kvrun.accounts import Role
 from kvrun.audit.cursor import read_records
@@ -23,6 +23,7 @@ from kvrun.evidence.check import check_bundle
 from kvrun.evidence.period import Period
 from kvrun.instance.erasures import ErasureRequest
 from kvrun.instance.parts import open_erasures, open_parts
+from support.spellings import seen_in
 
 
 def erased(world: World, deployment: Deployment) -> None:
@@ -46,6 +47,7 @@ async def test_a_workspaces_evidence_is_made_fetched_checked_and_on_record(
     today = datetime.now(UTC).date()
     period = Period(today - timedelta(days=1), today + timedelta(days=2))
     auditor = world.person("auditor@example.com", Role.AUDITOR)
+    program = world.key(world.owner_actor, ["evidence"])
     place = f"/workspaces/{world.workspace('acme')}"
     body = {"from": period.since, "to": period.until, "sample": 3, "full": True}
     before = await auditor.get(f"{place}/controls?from={period.since}&to={period.until}")
@@ -69,15 +71,37 @@ async def test_a_workspaces_evidence_is_made_fetched_checked_and_on_record(
     report = check_bundle(path, anchor=anchor, now=world.clock())
     assert report.exit_code == 0, report.failed
     with zipfile.ZipFile(path) as archive:
-        held = b"".join(archive.read(name) for name in archive.namelist())
         manifest = json.loads(archive.read("summary.json"))
-    assert b"canary-alice" not in held
+    secrets = {
+        "user": b"canary-alice",
+        "API key": program.headers["Authorization"].removeprefix("Bearer ").encode(),
+        "cookie": world.owner.headers["Cookie"].partition("=")[2].encode(),
+        "CSRF token": world.owner.headers["X-CSRF-Token"].encode(),
+    }
+    assert seen_in(path, secrets) == []
+    assert seen_in(path, {"deployment": deployment.id.encode()})
     assert sorted(name for _, name in manifest["deployments"]) == ["chat", "second"]
 
     config = world.services.deployments.config_of(other.id)
     for folder in (world.services.access_log.folder, config.layout.control_audit):
         reads = [item.reason for item in read_records(folder) if item.event is Event.LOG_READ]
         assert len([reason for reason in reads if reason.startswith("evidence ")]) == 2, folder
+
+
+async def test_controls_are_said_where_storage_is_away(world: World) -> None:
+    deployment = world.deployment("chat")
+    erased(world, deployment)
+    today = datetime.now(UTC).date()
+    place = f"/workspaces/{deployment.workspace_id}/controls"
+    asked = {"from": str(today - timedelta(days=1)), "to": str(today + timedelta(days=2))}
+    before = (await world.owner.get(place, params=asked)).json()["controls"]
+    usual = {item["requirement"]: item["state"] for item in before}
+    with storage_away(world.services.deployments.config_of(deployment.id)):
+        answer = await world.owner.get(place, params=asked)
+    assert answer.status_code == 200, answer.text
+    found = {item["requirement"]: item["state"] for item in answer.json()["controls"]}
+    assert usual["Art. 17"] == usual["CC6.1"] == "present"
+    assert found == {**usual, "Art. 17": "not_known_now", "CC6.1": "not_known_now"}
 
 
 async def test_a_deployments_evidence_is_of_it_alone(world: World) -> None:

@@ -24,6 +24,7 @@ from kvrun.erasure.certificate import ErasureStatement, RequestKind
 from kvrun.erasure.commitment import commit, parse_opening
 from kvrun.errors import KvrunError
 from kvrun.instance.parts import certificates_folder, folder_lock, open_parts
+from kvrun.keys.listing import TenantsAsked
 
 WORKSPACE = {"kind": "workspace"}
 ACME = {"kind": "tenants", "label": "customer=acme"}
@@ -73,7 +74,8 @@ def statements(world: World, *made: Deployment) -> dict[str, ErasureStatement]:
 def living(world: World, made: Deployment) -> set[str]:
     config = world.services.deployments.config_of(made.id)
     with open_parts(config, memory_bytes=1 << 20) as parts:
-        return {info.tenant for info in parts.instance.keys.sessions()}
+        asked = TenantsAsked(begins="", named=True)
+        return {row.tenant for row in parts.instance.keys.listing.tenants(asked).rows}
 
 
 def label(world: World, made: Deployment, tenant: str, **labels: str) -> None:

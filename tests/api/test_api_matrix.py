@@ -96,6 +96,11 @@ ROWS = (
     Row("get_overview", "view"),
     Row("get_cache", "view"),
     Row("get_policy", "view"),
+    Row("list_policy_revisions", "view"),
+    Row("compare_policies", "audit read", query="after=active"),
+    Row("simulate_policy", "audit read"),
+    Row("list_policy_violations", "audit read"),
+    Row("sync_policy", "deploy"),
     Row("get_process_log", "deploy", path="process=engine"),
     Row("search_users", "view", {}),
     Row("search_users", "whois", {"query": "alice"}),
@@ -138,6 +143,8 @@ ROWS = (
     Row("list_finetunes", "view"),
     Row("get_finetune", "view", path="name=none"),
     Row("get_finetune_statement", "view", path="name=none"),
+    Row("create_finetune", "deploy", {"name": "none", "base": "none", "data": "x"}),
+    Row("resume_finetune", "deploy", path="name=none"),
     Row("cancel_finetune", "deploy", path="name=none"),
     Row("delete_finetune", "deploy", path="name=none"),
     Row("get_served_evaluation", "view"),
@@ -162,9 +169,10 @@ ROWS = (
 )
 WITHOUT_ROLES = {
     "sign_in_methods", "claim_owner_link", "start_oidc", "finish_oidc", "healthz", "readyz",
-    "sign_out", "attach_deployment",
+    "sign_out", "attach_deployment", "announce_policy_push",
 }  # fmt: skip
-"""Not a matter of roles: signing in and out, health, and what an attach token opens."""
+"""Not a matter of roles: signing in and out, health, what an attach token opens, and what a Git
+host signs."""
 
 OPERATIONS = {
     operation["operationId"]: (method.upper(), path)

@@ -8,7 +8,10 @@ import pytest
 from api_rig import Caller, World, browser, is_problem, open_world
 
 from kvrun.accounts import Role, Scope, write_owner_link
+from kvrun.api.services import open_services
 from kvrun.audit.errors import AuditUnavailableError
+from kvrun.config import parse_config
+from kvrun.config.secret_file import SecretFileError
 from kvrun.control.journal import ControlJournal
 
 
@@ -185,3 +188,24 @@ async def test_the_control_planes_own_alerts_are_for_those_of_its_first_workspac
     assert len((await known.get(place)).json()["items"]) == 1, "not on record, so not settled"
     assert (await known.post(f"{place}/acknowledge", said)).status_code == 200
     assert (await known.get(place)).json()["items"] == []
+
+
+def test_a_client_secret_that_others_may_read_is_refused(short_folder: Path) -> None:
+    secret = short_folder / "oidc.secret"
+    secret.write_text("short\n")
+    text = (
+        '[control]\noidc_issuer = "https://login.example.com"\noidc_client_id = "kvrun"\n'
+        f'oidc_client_secret_file = "{secret}"\n'
+    )
+    config = parse_config(text, {}, source=short_folder / "kvrun.toml")
+    config.layout.data_dir.mkdir(mode=0o700)
+    for mode in (0o644, 0o640, 0o604):
+        secret.chmod(mode)
+        with pytest.raises(SecretFileError) as refused:
+            open_services(config)
+        assert "control.oidc_client_secret_file" in refused.value.message
+        assert refused.value.hint == f"Run: chmod 600 {secret}"
+    secret.chmod(0o600)
+    services = open_services(config)
+    assert services.oidc is not None
+    services.close()

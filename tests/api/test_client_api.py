@@ -32,15 +32,15 @@ from kvrun.client import (
 )
 from kvrun.client.call import Call, Listing, Page
 from kvrun.client.calls import deployments, evidence, models, people
-from kvrun.client.results.deployments import TenantNote
+from kvrun.client.results.deployments import DeploymentSpec, TenantNote
 
 DOCUMENT: dict[str, Any] = json.loads(openapi_text())
 GUIDE = Path(__file__).parents[2] / "docs" / "python-client.md"
 WITHOUT_METHOD = {
     "sign_in_methods", "claim_owner_link", "start_oidc", "finish_oidc", "sign_out", "healthz",
-    "readyz",
+    "readyz", "announce_policy_push",
 }  # fmt: skip
-"""For browsers and supervisors."""
+"""For browsers, supervisors and Git hosts."""
 
 
 def builders() -> dict[str, Callable[..., Call[Any] | Listing[Any]]]:
@@ -71,6 +71,20 @@ EXAMPLES: dict[str, Any] = {
     "labels": {"team": "a"},
     "gpu_ids": [0],
     "settings": {"engine.seed": 1},
+    "spec": DeploymentSpec(
+        name="chat",
+        model="tiny",
+        engine="vllm",
+        multi_tenant=True,
+        stateless=False,
+        context_window=None,
+        memory_bytes=2**30,
+        disk_bytes=0,
+        labels={},
+        gpu_ids=[],
+        allow_shared_gpu=False,
+        settings={"engine.seed": 1},
+    ),
     "process": "engine",
     "config_file": "/srv/kvrun.toml",
     **{
@@ -79,6 +93,10 @@ EXAMPLES: dict[str, Any] = {
         for field, day in (("since", "2026-01-01"), ("until", "2026-02-01"))
     },
     "evidence_id": "0123456789abcdef",
+    **{f"create_finetune.{name}": 1 for name in ("epochs", "batch_size", "rank", "alpha")},
+    "create_finetune.learning_rate": 0.5,
+    "create_finetune.tasks": ["colours"],
+    "create_finetune.task_files": {"colours.yaml": "task: colours"},
 }
 
 

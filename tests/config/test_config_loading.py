@@ -23,6 +23,13 @@ def problem(text: str = "", **environ: str) -> str:
     return caught.value.diagnostics()
 
 
+def test_no_deployment_has_the_name_that_the_control_plane_has_in_logs() -> None:
+    said = problem('[deployment]\nname = "control"\n')
+    assert "deployment.name" in said
+    assert "choose another name" in said
+    assert parse('[deployment]\nname = "controls"\n').deployment.name == "controls"
+
+
 def test_an_empty_file_is_a_complete_configuration_rooted_in_its_folder() -> None:
     config = parse()
     assert config.instance.data_dir == FOLDER / "kvrun-data"

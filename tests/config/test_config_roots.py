@@ -24,6 +24,7 @@ ARN = "arn:aws:kms:eu-central-1:111122223333:key/1234abcd-12ab-34cd-56ef-1234567
     ("text", "expected"),
     [
         ("memory", MemoryAddress()),
+        ("file", FileAddress(None)),
         ("file:root", FileAddress(Path("root"))),
         ("file:/srv/root", FileAddress(Path("/srv/root"))),
         (

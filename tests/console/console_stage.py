@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +24,7 @@ from kvrun.accounts import write_owner_link
 from kvrun.api.app import create_app
 from kvrun.api.services import Services, open_services
 from kvrun.config import parse_config
+from kvrun.deployments.errors import WrongStateError
 from kvrun.deployments.launcher import Launcher, Site
 from kvrun.deployments.local import LocalLauncher
 from kvrun.deployments.model import Deployment, DeploymentState, LauncherKind
@@ -30,6 +32,8 @@ from kvrun.deployments.watched import WatchedLauncher
 
 WIDTHS = {"phone": 390, "desk": 1440}
 SCREENSHOTS = Path(__file__).parents[2] / "build" / "screenshots"
+DARK_TOO = bool(os.environ.get("KVRUN_DARK_SCREENSHOTS"))
+"""Pictures in dark take as long again, and the rules look at both in any case."""
 RULES = """() => {
   const problems = [];
   const seen = (node) => node.getClientRects().length > 0;
@@ -38,7 +42,7 @@ RULES = """() => {
     if (!node.labels?.length && !node.ariaLabel) problems.push(`no label: ${name(node)}`);
   }
   for (const node of document.querySelectorAll("a[href], button, summary")) {
-    if (seen(node) && !node.innerText.trim() && !node.ariaLabel) problems.push(
+    if (seen(node) && !node.textContent.trim() && !node.ariaLabel) problems.push(
       `no name: ${name(node)}`);
   }
   if (document.querySelectorAll("h1").length !== 1) problems.push("not one h1");
@@ -123,12 +127,13 @@ class Tab:
         SCREENSHOTS.mkdir(parents=True, exist_ok=True)
         for width, pixels in WIDTHS.items():
             self.page.set_viewport_size({"width": pixels, "height": 900})
-            for scheme in ("dark", "light"):
+            for scheme, ending in (("dark", "-dark"), ("light", "")):
                 self.page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
                 found = self.page.evaluate(RULES)
                 assert found == [], f"{name} at {pixels}px in {scheme}: {found}"
-            file = SCREENSHOTS / f"{name}-{width}.png"
-            self.page.screenshot(path=file, full_page=True, animations="disabled")
+                if not ending or DARK_TOO:
+                    file = SCREENSHOTS / f"{name}-{width}{ending}.png"
+                    self.page.screenshot(path=file, full_page=True, animations="disabled")
 
     def _said(self, message: object) -> None:
         kind, text = getattr(message, "type", ""), getattr(message, "text", "")
@@ -141,9 +146,17 @@ class Tab:
             self.problems.append(f"foreign request: {request.url}")
 
 
+def simulated(site: Site) -> list[str]:
+    """A daemon alone, in whose place tests play engine and gateway."""
+    return [sys.executable, str(DAEMON), str(site.config_file)]
+
+
 @contextmanager
-def open_stage(folder: Path) -> Iterator[Stage]:
-    """A control plane on a free port, and every process of its deployments ended after it."""
+def open_stage(folder: Path, command: Callable[[Site], list[str]] = simulated) -> Iterator[Stage]:
+    """A control plane on a free port, and every process of its deployments ended after it.
+
+    ``command`` runs a deployment.
+    """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -155,7 +168,7 @@ def open_stage(folder: Path) -> Iterator[Stage]:
     config.layout.data_dir.mkdir(mode=0o700, parents=True)
     other = WatchedLauncher()
     launchers: dict[LauncherKind, Launcher] = {
-        LauncherKind.LOCAL: LocalLauncher(command=_command),
+        LauncherKind.LOCAL: LocalLauncher(command=command),
         LauncherKind.ATTACHED: other,
         LauncherKind.OWN: other,
     }
@@ -178,6 +191,10 @@ def open_stage(folder: Path) -> Iterator[Stage]:
         yield Stage(services, f"http://127.0.0.1:{port}", config.layout.owner_link, workspace.id)
     finally:
         living = services.deployments.list()
+        for deployment in services.deployments.list(deleted=False):
+            if deployment.launcher is LauncherKind.LOCAL and command is not simulated:
+                with suppress(WrongStateError):
+                    services.deployments.stop(deployment.id, wait_s=120)
         server.should_exit = True
         thread.join(timeout=30)
         for deployment in living:
@@ -206,7 +223,3 @@ def deployment_id_of(url: str) -> str:
     found = re.search(r"/deployments/([^/?]+)", url)
     assert found is not None, url
     return found[1]
-
-
-def _command(site: Site) -> list[str]:
-    return [sys.executable, str(DAEMON), str(site.config_file)]

@@ -9,15 +9,24 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
+import httpx
+import msgspec
 import pytest
 from console_stage import Stage, Tab, deployment_id_of, open_stage, open_tab
+from fine_tune import evaluated
 from playwright.sync_api import Browser, expect
 
+from api.policy_stage import connect
 from deployments.deploy_rig import Users
+from kvrun.api import finetunes
 from kvrun.control.plane import ControlPlane
-from kvrun.deployments.model import Deployment, DeploymentState
+from kvrun.deployments.launcher import Site
+from kvrun.deployments.local import up_command
+from kvrun.deployments.model import Deployment, DeploymentSpec, DeploymentState
+from kvrun.finetune.store import FineTunes
 from support.browser import chromium
 from support.byhand import HandEngine
+from support.client import eventually
 
 T = TypeVar("T")
 
@@ -40,7 +49,7 @@ def tab(browser: Browser, stage: Stage) -> Iterator[Tab]:
         yield opened
 
 
-def test_the_demo_story_in_chromium(tab: Tab, stage: Stage) -> None:
+def test_the_demo_story_in_chromium(tab: Tab, stage: Stage, short_folder: Path) -> None:
     base = f"/workspaces/{stage.workspace_id}"
     sign_in(tab, stage)
     deployment = deploy(tab, stage)
@@ -49,9 +58,102 @@ def test_the_demo_story_in_chromium(tab: Tab, stage: Stage) -> None:
     users(tab, place)
     certificate = erase(tab, stage, deployment, place)
     audit(tab, place)
-    the_rest_of_the_workspace(tab, base, place)
+    the_rest_of_the_workspace(tab, stage, deployment, base, place)
     tamper(tab, stage, deployment, base, place)
+    residency(tab, stage, base, short_folder)
     delete(tab, stage, deployment, base, place, certificate)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_the_demo_story_with_a_real_engine_in_chromium(
+    browser: Browser, short_folder: Path
+) -> None:
+    """`kvrun up` with vLLM, and two users who chat with it through its gateway."""
+
+    def up(site: Site) -> list[str]:
+        # Compiling takes minutes and is not what this is about.
+        return ["/usr/bin/env", "KVRUN_ENGINE__ENFORCE_EAGER=true", *up_command(site)]
+
+    with open_stage(short_folder, up) as stage, open_tab(browser, stage) as tab:
+        base = f"/workspaces/{stage.workspace_id}"
+        sign_in(tab, stage)
+        deployment = deploy(tab, stage, start_s=900)
+        place = f"{base}/deployments/{deployment.id}"
+        key = make_key(tab, base)
+        for user in ("alice", "alice", "bob", "bob"):
+            say(stage, deployment, key, user)
+        tab.open(place)
+        expect(tab.page.locator(".numbers")).to_contain_text(re.compile("[1-9][0-9.]* %"))
+        tab.keep("60-real-overview")
+        tab.open(f"{place}/cache")
+        tab.keep("61-real-cache")
+        certificate = erase(tab, stage, deployment, place, "sealed block")
+        audit(tab, place)
+        tamper(tab, stage, deployment, base, place)
+        delete(tab, stage, deployment, base, place, certificate)
+
+
+def make_key(tab: Tab, base: str) -> str:
+    """An API key for the gateways, made in the console."""
+    page = tab.page
+    tab.open(f"{base}/keys")
+    page.get_by_label("Name").fill("chats")
+    page.get_by_label("infer").check()
+    page.get_by_role("button", name="Make key").click()
+    found = re.search(r"kvk_[\w-]+", page.locator("#secret").inner_text())
+    assert found is not None
+    return found[0]
+
+
+def say(stage: Stage, deployment: Deployment, key: str, user: str) -> None:
+    """One message of a user; the gateway knows a new key within seconds."""
+    view = stage.services.views.overview(deployment.id)
+    message = {"role": "user", "content": f"I am {user}. " + "Tell me about it. " * 40}
+    body = {"model": view.model_name, "messages": [message], "max_tokens": 8}
+    headers = {"Authorization": f"Bearer {key}", "X-KV-Tenant": user}
+
+    def answered() -> bool:
+        answer = httpx.post(
+            f"{view.endpoint}/chat/completions", json=body, headers=headers, timeout=300
+        )
+        assert answer.status_code in (200, 401), answer.text
+        return answer.status_code == 200
+
+    eventually(answered, "the key is known to the gateway", 30)
+
+
+def test_evidence_and_fine_tunes_in_chromium(
+    tab: Tab, stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(finetunes, "require_tools", lambda: None)
+    monkeypatch.setattr(finetunes, "run_job", lambda *_: None)
+    sign_in(tab, stage)
+    page, base = tab.page, f"/workspaces/{stage.workspace_id}"
+    tab.open(f"{base}/evidence")
+    page.get_by_text("In a bundle").first.click()
+    tab.keep("42-evidence")
+    page.get_by_role("button", name="Export evidence").click()
+    expect(page.get_by_role("link", name="Download").first).to_be_visible(timeout=60_000)
+    tab.keep("50-evidence-made")
+    evaluated(stage.services.config.layout, "support-1")
+    tab.open(f"{base}/finetunes")
+    expect(page.get_by_role("table")).to_contain_text("support-1")
+    tab.keep("51-finetunes")
+    tab.open(f"{base}/finetunes/support-1")
+    expect(page.get_by_text("every file is the one that was evaluated")).to_be_visible()
+    tab.keep("52-finetune")
+    tab.open(f"{base}/finetunes")
+    page.get_by_label("Name", exact=True).fill("support-2")
+    page.get_by_label("Base model").fill("demo")
+    page.get_by_label("Examples", exact=True).fill('{"prompt": "a", "completion": "b"}\n' * 3)
+    page.get_by_role("button", name="Make the fine-tune").click()
+    store = FineTunes(stage.services.config.layout.finetunes)
+    with store.working("support-2") as job:
+        note = store.job("support-2")
+        store.note_job(job, msgspec.structs.replace(note, step=3, steps=12, what="training"))
+        expect(page.get_by_text("step 3 of 12")).to_be_visible(timeout=20_000)
+        tab.keep("53-finetune-job")
 
 
 def sign_in(tab: Tab, stage: Stage) -> None:
@@ -59,6 +161,9 @@ def sign_in(tab: Tab, stage: Stage) -> None:
     tab.open("/")
     expect(page).to_have_title("Sign in · kvrun")
     tab.keep("01-sign-in")
+    tab.open("/api/v1/sign-in/oidc/callback?error=access_denied")
+    tab.keep("01-sign-in-failed")
+    tab.open("/sign-in")
     page.get_by_label("Owner link token").fill("wrong")
     page.get_by_role("button", name="Sign in").click()
     expect(page.get_by_role("alert")).to_contain_text("not valid")
@@ -68,7 +173,7 @@ def sign_in(tab: Tab, stage: Stage) -> None:
     tab.keep("02-deployments-none")
 
 
-def deploy(tab: Tab, stage: Stage) -> Deployment:
+def deploy(tab: Tab, stage: Stage, *, start_s: int = 60) -> Deployment:
     page = tab.page
     page.get_by_role("link", name="New deployment").first.click()
     expect(page.get_by_role("heading", level=1)).to_have_text("New deployment")
@@ -85,7 +190,7 @@ def deploy(tab: Tab, stage: Stage) -> Deployment:
     expect(page.get_by_role("status").first).to_contain_text("The deployment was made")
     page.get_by_role("button", name="Start", exact=True).click()
     # The page is sent its state; nobody loads it again.
-    expect(page.locator("#state .badge")).to_have_text("running", timeout=60_000)
+    expect(page.locator("#state .badge")).to_have_text("running", timeout=start_s * 1000)
     return stage.services.deployments.get(deployment_id_of(page.url))
 
 
@@ -143,14 +248,16 @@ def users(tab: Tab, place: str) -> None:
     tab.keep("08-user")
 
 
-def erase(tab: Tab, stage: Stage, deployment: Deployment, place: str) -> str:
+def erase(
+    tab: Tab, stage: Stage, deployment: Deployment, place: str, reached: str = "6 sealed blocks"
+) -> str:
     page = tab.page
     tab.open(f"{place}/erase")
     tab.keep("09-erase")
     page.get_by_label("User id").fill("alice")
     page.get_by_role("button", name="Plan it").click()
     expect(page.get_by_role("heading", name="Plan: erase user alice")).to_be_visible()
-    expect(page.locator("dl.facts").first).to_contain_text("6 sealed blocks")
+    expect(page.locator("dl.facts").first).to_contain_text(reached)
     tab.keep("10-erase-plan")
     page.get_by_label("Your reference").fill("DSAR-123")
     page.get_by_label("I know that this cannot be undone.").check()
@@ -197,7 +304,9 @@ def audit(tab: Tab, place: str) -> None:
     tab.keep("16-settings")
 
 
-def the_rest_of_the_workspace(tab: Tab, base: str, place: str) -> None:
+def the_rest_of_the_workspace(
+    tab: Tab, stage: Stage, deployment: Deployment, base: str, place: str
+) -> None:
     page = tab.page
     tab.open(f"{base}/where")
     page.get_by_label("User id").fill("bob")
@@ -207,6 +316,12 @@ def the_rest_of_the_workspace(tab: Tab, base: str, place: str) -> None:
     page.get_by_role("button", name="Erase this user everywhere").click()
     expect(page.get_by_role("heading", name="Confirm")).to_be_visible()
     tab.keep("18-where-plan")
+    page.get_by_label("I know that this cannot be undone.").check()
+    page.get_by_role("button", name="Erase and certify").click()
+    expect(page.get_by_text("Certified over 1 deployment")).to_be_visible(timeout=60_000)
+    tab.keep("18-where-erased")
+    played = stage.users(deployment)
+    elsewhere(lambda: played.open("bob"))  # somebody comes back
     tab.open(f"{base}/keys")
     page.get_by_label("Name").fill("web-frontend")
     page.get_by_label("infer").check()
@@ -220,6 +335,27 @@ def the_rest_of_the_workspace(tab: Tab, base: str, place: str) -> None:
         tab.keep(f"{number}-workspace-{name}")
     tab.open("/workspaces")
     tab.keep("26-workspaces")
+    tab.open(f"{base}/erase")
+    tab.keep("33-erase-many")
+    page.get_by_role("radio", name="This workspace").check()
+    page.get_by_role("button", name="Plan it").click()
+    expect(page.get_by_role("heading", level=1)).to_contain_text("everything in this workspace")
+    tab.keep("34-erase-many-plan")
+    for number, path in enumerate(
+        (
+            f"{base}/evidence",
+            f"{base}/finetunes",
+            f"{place}/policy",
+            f"{place}/isolation",
+            f"{place}/labels",
+            f"{place}/rebuild",
+            f"{place}/logs",
+            f"{base}/nowhere",
+        ),
+        35,
+    ):
+        tab.open(path)
+        tab.keep(f"{number}-{path.rpartition('/')[2]}")
 
 
 def tamper(tab: Tab, stage: Stage, deployment: Deployment, base: str, place: str) -> None:
@@ -275,3 +411,30 @@ def delete(
     tab.keep("32-deployments-deleted")
     page.get_by_role("button", name="Sign out").click()
     expect(page.get_by_role("heading", level=1)).to_have_text("Sign in")
+
+
+def residency(tab: Tab, stage: Stage, base: str, folder: Path) -> None:
+    made = stage.services.deployments.create(
+        stage.workspace_id, DeploymentSpec(name="policy-bot", model="tiny", multi_tenant=True)
+    )
+    connected = connect(stage.services.deployments, made, folder)
+    connected.repository.commit({"us.yaml": "x"})
+    assert connected.sync() == "rejected"
+    page, place = tab.page, f"{base}/deployments/{made.id}/policy"
+    tab.open(place)
+    page.get_by_role("link", name="Compare", exact=True).click()
+    page.get_by_label("To").fill("stricter")
+    page.get_by_role("button", name="Compare").click()
+    expect(page.get_by_role("heading", name="Files that change")).to_be_visible()
+    tab.keep("43-policy-diff")
+    page.get_by_role("link", name="Simulate").click()
+    page.get_by_role("combobox", name="Revision").fill("stricter")
+    page.get_by_role("button", name="Simulate").click()
+    expect(page.get_by_role("heading", name="differently")).to_be_visible()
+    tab.keep("44-policy-simulation")
+    page.get_by_role("link", name="Violations").click()
+    expect(page.get_by_role("table")).to_contain_text("Misplaced now")
+    tab.keep("45-policy-violations")
+    tab.open(f"{base}/policies")
+    expect(page.get_by_role("table")).to_contain_text("rejected")
+    tab.keep("46-policies")

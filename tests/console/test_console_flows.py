@@ -131,6 +131,9 @@ async def test_a_person_is_found_and_erased_everywhere(world: World, chat: Deplo
     assert "DSAR-10" in (await officer.get(certificate)).said
     gone = check((await officer.post(where, user="alice")).text)
     assert gone.said.count("nothing held") == 2
+    listed = await officer.get(f"{base(world)}/certificates")
+    assert "each deployment's own" in listed.said, "the one over both proves what theirs do"
+    assert "nothing held" not in listed.said
 
 
 async def test_after_deletion_every_page_stays_and_offers_no_change(

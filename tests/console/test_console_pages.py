@@ -20,14 +20,19 @@ from kvrun.deployments.model import (
     GpuNote,
 )
 from kvrun.deployments.records import DeploymentRow, encode
+from kvrun.engines.checked import recorded
+from kvrun.keys.filesystem import ClaimClass
+from support.filesystems import pretend_filesystem
 
 HOSTILE = '"><script>alert(1)</script><img/src=x/onerror=alert(1)>{{7*191919}}'
 WORKSPACE_PAGES = (
     "deployments",
     "new-deployment",
     "where",
+    "erase",
     "certificates",
     "evidence",
+    "policies",
     "storage",
     "finetunes",
     "alerts",
@@ -37,7 +42,8 @@ WORKSPACE_PAGES = (
     "settings",
 )
 SECTIONS = ("", "/cache", "/policy", "/users", "/audit", "/storage",
-            "/certificates", "/isolation", "/settings", "/erase")  # fmt: skip
+            "/certificates", "/isolation", "/settings", "/erase", "/labels", "/rebuild",
+            "/logs")  # fmt: skip
 
 
 @pytest.fixture
@@ -124,6 +130,8 @@ async def test_every_section_of_a_deployment_keeps_the_rules(
         page = await owner.get(f"{place(world, chat)}{section}")
         assert "chat" in page.said
         assert "KV cache" in page.said
+        if section == "/cache":
+            assert page.said.count("1 of 1,000 0 0 B") == 2, "use and quota of alice and of bob"
 
 
 async def test_answers_are_for_the_reader_alone_and_run_nothing_foreign(
@@ -218,11 +226,31 @@ async def test_a_shared_gpu_is_said_on_every_page(
         assert "train.py (process 4711)" in page.said
 
 
+async def test_a_root_that_proves_no_erasure_is_said_on_every_page_from_the_first(
+    world: World, owner: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for claim in (ClaimClass.LOGICAL, ClaimClass.DEVICE):
+        pretend_filesystem(monkeypatch, claim)
+        made = await owner.post(f"{base(world)}/new-deployment", name=f"on-{claim.value}",
+                                model="tiny", engine="vllm", audience="internal", stateless="no",
+                                context_window="", memory="", disk="", labels="",
+                                gpus="")  # fmt: skip
+        assert made.status_code == 303, made.text
+        overview = made.headers["location"].partition("?")[0]
+        for section in ("", "/settings"):
+            page = await owner.get(overview + section)
+            said = "Erasures here cannot be certified" in page.said
+            assert said == (claim is ClaimClass.LOGICAL)
+
+
 async def test_the_audit_section_says_what_the_engine_can_and_cannot_produce(
     world: World, owner: Reader, chat: Deployment
 ) -> None:
     page = await owner.get(f"{place(world, chat)}/audit")
     assert "This engine produces the collectable, hash-chained log" in page.said
+    record = recorded(chat.spec.engine)
+    assert record is not None
+    assert f"Checked with {record.summary}" in page.said
     assert any(form["action"].endswith("/collect") for form in page.forms)
     with world.services.database.transaction() as session:
         row = session.get_one(DeploymentRow, chat.id)

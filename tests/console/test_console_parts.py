@@ -15,6 +15,7 @@ from kvrun.console.desk import local_address
 from kvrun.console.forms import Form
 from kvrun.console.live import event
 from kvrun.console.progress import progress
+from kvrun.console.runs import Result, Run
 from kvrun.deployments.audit_view import Banner
 from kvrun.erasure.job import JobState
 
@@ -94,7 +95,7 @@ def test_whatever_is_typed_is_read_or_blamed(values: dict[str, str]) -> None:
         form.text(name, "It")
         form.number(name, "It", 1, 10)
         form.size(name, "It")
-        form.labels(name)
+        form.pairs(name, "It")
         form.choice(name, "it", ("a", "b"))
         form.reason(name, "It")
         assert set(form.errors) <= {name}
@@ -154,3 +155,12 @@ def test_a_verdict_is_green_only_without_doubts_and_says_what_they_are() -> None
         assert said in doubt.text
     assert tone_of(replace(good, witnesses={})) == "open"
     assert tone_of(replace(good, alert="a-1")) == "bad"
+
+
+def test_what_a_page_shows_of_a_run_is_of_one_moment() -> None:
+    run = Run("7c0ffee17c0ffee1", "u-1", "d-1", "Erase user alice", "DSAR-123", 1.0)
+    seen = run.as_it_is()
+    run.result = Result("Erased and certified")
+    assert run.done
+    assert not seen.done, "its steps were read before"
+    assert run.as_it_is().said == "Erased and certified"

@@ -13,6 +13,8 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
+from kvrun.audit.cursor import read_records
+from kvrun.audit.record import Event
 from kvrun.cli.main import app
 from kvrun.config import KvrunConfig, load_config
 from kvrun.control.alerts import AlertKind
@@ -22,6 +24,7 @@ from kvrun.control.rounds import CertificatesReport, run_round
 from kvrun.erasure.archive import CertificateArchive
 from kvrun.erasure.certificate import RequestKind
 from kvrun.erasure.errors import ErasureError
+from kvrun.erasure.logproof import parse_log_proof
 from kvrun.erasure.plan import ErasureScope
 from kvrun.erasure.targets import NoEngines
 from kvrun.instance.erasures import ErasureRequest
@@ -138,6 +141,11 @@ def test_the_command_line_lists_and_fetches_them(rig: Rig) -> None:
     assert kvrun(rig, "certificate", "get", made, "-o", str(file)).exit_code == 0
     assert file.read_bytes() == rig.plane.archive.get(made)
     assert kvrun(rig, "certificate", "get", "none").exit_code != 0
+    proof = rig.root / "another.log-proof"
+    refused = kvrun(rig, "certificate", "get", made, "-o", str(proof))
+    assert refused.exit_code != 0
+    assert "its log proof has this name" in " ".join(refused.output.split())
+    assert not proof.exists()
 
 
 def test_what_is_there_under_its_name_is_left_and_alerted_once(rig: Rig) -> None:
@@ -217,6 +225,69 @@ def test_a_folder_in_the_data_folder_holds_them_already(tmp_path: Path) -> None:
     plane = ControlPlane(config)
     assert run_round(plane, reason="scheduled").certificates == CertificatesReport()
     assert [item.digest for item in plane.certificates().find("DSAR-1")] == [made.digest]
+
+
+def certified(rig: Rig) -> list[str]:
+    """The certificates on record in the control plane's own log, in order."""
+    records = read_records(rig.plane.journal.folder)
+    return [record.request_id for record in records if record.event is Event.CERTIFIED]
+
+
+def test_the_control_planes_log_has_each_once_and_the_proof_is_beside_it(rig: Rig) -> None:
+    first, second = sorted(rig.erase("DSAR-1", "DSAR-2"))
+    rig.collect()
+    (third,) = rig.erase("DSAR-3")
+    for _ in range(2):
+        rig.collect()
+    assert certified(rig) == [first, second, third]
+
+    anchor, got = rig.root / "anchor.json", rig.root / "got.json"
+    anchor.write_bytes(kvrun(rig, "trust", "export").stdout_bytes)
+    assert kvrun(rig, "certificate", "get", second, "-o", str(got)).exit_code == 0
+    proof = got.with_suffix(".log-proof")
+    for given, code, status in ((proof, "included", 0), (shown(rig, third), "not_in_log", 1)):
+        verify = ["verify", str(got), "--trust", str(anchor), "--log-proof", str(given), "--json"]
+        report = CliRunner().invoke(app, verify)
+        assert report.exit_code == status, report.output
+        (found,) = [c for c in json.loads(report.stdout)["checks"] if c["check"] == "control_log"]
+        assert found["code"] == code
+        assert "/control/" in found["detail"] or status
+
+
+def shown(rig: Rig, certificate_id: str) -> Path:
+    """The proof of a certificate, as a file."""
+    file = rig.root / "other.log-proof"
+    file.write_bytes(rig.plane.certificates().proof(certificate_id) or b"")
+    return file
+
+
+def test_a_proof_that_is_missing_comes_again_and_no_record_does(rig: Rig) -> None:
+    made = rig.erase("DSAR-1", "DSAR-2")
+    rig.collect()
+    where = name(made[0]).replace(".json", ".log-proof")
+    before = rig.storage.get(where)
+    rig.storage.delete(where)
+    rig.clock.ahead_s = LOOK_EVERY_S
+    assert rig.collect() == CertificatesReport()
+    assert sorted(certified(rig)) == sorted(made)
+    digest = parse_log_proof(before).record.digest
+    assert parse_log_proof(rig.storage.get(where)).record.digest == digest
+
+
+def test_what_was_stored_before_there_were_proofs_gets_them_bit_by_bit(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = sorted(rig.erase("DSAR-1", "DSAR-2", "DSAR-3"))
+    shelf = rig.plane.certificates()
+    with rig.plane.hold():
+        shelf.take(rig.plane.archive, rig.clock)
+    monkeypatch.setattr("kvrun.control.certificates._PROVEN_AT_ONCE", 2)
+    assert [shelf.proof(one) for one in made] == [None, None, None]
+    rig.collect()
+    assert [shelf.proof(one) is None for one in made] == [False, False, True]
+    rig.collect()
+    assert None not in [shelf.proof(one) for one in made]
+    assert certified(rig) == made
 
 
 def kvrun(rig: Rig, *arguments: str) -> Result:

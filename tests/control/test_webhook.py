@@ -20,9 +20,10 @@ from simulator import World, honest
 
 from kvrun.audit.record import format_time
 from kvrun.config.alerts import AlertsSection
+from kvrun.config.secret_file import SecretFileError
 from kvrun.control.alerts import AlertKind
 from kvrun.control.remembered import RememberedLog
-from kvrun.control.webhook import NoWebhookError, Webhook, WebhookError, WebhookSecretError
+from kvrun.control.webhook import NoWebhookError, Webhook, WebhookError
 
 SECRET = b"a-secret-of-the-webhook"
 
@@ -277,7 +278,7 @@ def test_a_secret_that_cannot_be_relied_on_is_refused(
         secret.chmod(mode)
     webhook(rig, receiver.port).deliver()
     warn(rig, log)
-    with pytest.raises(WebhookSecretError, match=r"webhook\.key"):
+    with pytest.raises(SecretFileError, match=r"webhook\.key"):
         webhook(rig, receiver.port, webhook_secret_file=secret).deliver()
     assert receiver.got == []
 

@@ -124,6 +124,7 @@ def aliases(rig: Rig, file: Path) -> Iterator[Path]:
             f'[instance]\ndata_dir = "{data}"\n',
             f'[instance]\ndata_dir = "{place}/data"\n',
             f'[keys]\nroot = "file:{root}"\n',
+            f'[keys]\nroot = "file:{data}-root"\n',
         )
     ):
         other = place / f"{number}.toml"

@@ -29,7 +29,13 @@ def test_deleting_leaves_log_and_certificates_in_the_bucket_and_no_block(
         made, other = (rig.deployments.create(WORKSPACE, spec(name)) for name in ("one", "two"))
         for deployment in (made, other):
             prefix = storage_prefix(WORKSPACE, deployment.id)
-            for name in ("kv/t/s/a.kvp", "kv/t/s2/b.kvp", "audit/log/c", "certificates/d.json"):
+            for name in (
+                "kv/t/s/a.kvp",
+                "kv/t/s2/b.kvp",
+                "keys/1-a.kvk",
+                "audit/log/c",
+                "certificates/d.json",
+            ):
                 storage.create(f"{prefix}/{name}", b"x")
         proxy.fault = Fault.FORBIDDEN
         with pytest.raises(KvrunError, match="cannot be used"):
@@ -39,7 +45,7 @@ def test_deleting_leaves_log_and_certificates_in_the_bucket_and_no_block(
         rig.deployments.delete(made.id, "petra")
         left = {item.name for item in storage.list(storage_prefix(WORKSPACE, made.id))}
         assert {name.split("/")[3] for name in left} == {"audit", "certificates"}
-        assert len(list(storage.list(storage_prefix(WORKSPACE, other.id)))) == 4
+        assert len(list(storage.list(storage_prefix(WORKSPACE, other.id)))) == 5
     finally:
         rig.close()
         proxy.close()

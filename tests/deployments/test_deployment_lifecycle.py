@@ -15,6 +15,8 @@ from kvrun.audit.record import Event
 from kvrun.audit.segment import list_segments
 from kvrun.cache.events import Tier
 from kvrun.cli.main import app
+from kvrun.control.collector import CollectOutcome, CollectReport
+from kvrun.control.rounds import RoundReport
 from kvrun.deployments import deleting, supervision
 from kvrun.deployments.alerts_view import AlertViews
 from kvrun.deployments.audit_view import AuditViews
@@ -128,6 +130,8 @@ def test_a_deleted_deployment_keeps_its_log_and_its_record_and_nothing_else(
     real, running, _ = served
     users = DeploymentViews(real.deployments).users(running.id).total
     assert users >= 2
+    root = running.folder / "data-root"
+    assert (root / "root.slots").is_file()
     done = real.deployments.delete(running.id, "petra (privacy)")
     deleted = real.deployments.get(running.id)
     assert deleted == done.deployment
@@ -137,6 +141,7 @@ def test_a_deleted_deployment_keeps_its_log_and_its_record_and_nothing_else(
     left = {path.name for path in (running.folder / "data").iterdir()}
     assert not {name.removesuffix(".removed") for name in left} & {"keys", "root", "run", "gateway"}
     assert not (running.folder / "api_keys.json").exists()
+    assert not root.exists()
 
     storage = StorageViews(real.deployments)
     (row,) = storage.certificates(WORKSPACE, running.id).rows
@@ -193,17 +198,23 @@ def then_the_power_goes(step: Callable[..., object]) -> Callable[..., object]:
     return cut
 
 
-def test_a_deletion_that_is_cut_short_anywhere_is_finished_with_one_certificate(
+def test_a_deletion_collects_first_and_is_finished_with_one_certificate_wherever_it_was_cut(
     real: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running, _ = with_blocks(real)
-    real.deployments.stop(running.id, wait_s=30)
+    away = CollectReport(source="a", outcome=CollectOutcome.UNAVAILABLE, message="it is away")
+    with monkeypatch.context() as cut:
+        cut.setattr(deleting, "run_round", lambda *_, **__: RoundReport(logs=[away]))
+        with pytest.raises(KvrunError, match="the log cannot be collected yet: it is away"):
+            real.deployments.delete(running.id, "petra")
+    assert processes_of(running) == []
+    config = real.deployments.config_of(running.id)
+    left = deleting.plan_erasure(config, {"kind": "deployment"}, offline=True)
+    assert left.tenants == 2, "evidence first: no key went before the log was collected"
+    assert StorageViews(real.deployments).certificates(WORKSPACE, running.id).rows == ()
 
     def delete() -> None:
-        if real.deployments.get(running.id).state is DeploymentState.STOPPED:
-            real.deployments.delete(running.id, "petra")
-        else:
-            real.deployments._supervision.delete(running.id)
+        real.deployments._supervision.delete(running.id)
 
     for step in STEPS:
         owner = supervision.DeploymentStore if step == "finish" else deleting

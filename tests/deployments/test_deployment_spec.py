@@ -35,6 +35,7 @@ def written(**fields: object) -> str:
         ("name", "../x"),
         ("name", "a b"),
         ("name", "x" * 64),
+        ("name", "control"),
         ("model", ""),
         ("model", "--trust-remote-code"),
         ("model", "a\nb"),
@@ -55,6 +56,12 @@ def test_what_cannot_be_a_deployment_is_refused_and_named(field: str, value: obj
     with pytest.raises(SpecError) as refused:
         check_spec(spec(**{field: value}))  # type: ignore[arg-type]
     assert field in refused.value.message
+
+
+def test_a_deployment_that_has_the_control_planes_name_keeps_it() -> None:
+    assert check_spec(spec(name="control"), had_name="control").name == "control"
+    with pytest.raises(SpecError, match="choose another"):
+        check_spec(spec(name="control"), had_name="chat")
 
 
 def test_every_wrong_field_is_named_at_once() -> None:

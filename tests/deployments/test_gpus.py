@@ -69,7 +69,7 @@ def test_a_shared_gpu_is_refused_and_where_it_is_allowed_every_page_says_so(rig:
     shared = rig.running(spec("shared", gpu_ids=(0,), allow_shared_gpu=True))
     assert shared.shares_gpu
     assert shared.gpu_notes[0].foreign[0].pid == 17
-    (said,) = DeploymentViews(rig.deployments).overview(shared.id).warnings
+    said, *_ = DeploymentViews(rig.deployments).overview(shared.id).warnings
     assert "GPU 0 is shared" in said
     alone = rig.running(spec("alone", gpu_ids=(1,)))
     assert not alone.shares_gpu

@@ -83,6 +83,31 @@ def test_a_filter_finds_all_and_reads_only_so_much_at_a_time(
     assert walk(parts, 600, RecordFilter(tenant_ref="nobody"), 50) == []
 
 
+@given(
+    st.sampled_from(["", *EVENTS, "unheard of"]),
+    st.sampled_from(["", "a", 'quoted"', "back\\slash", "sealed"]),
+    st.integers(120, 3000),
+)
+def test_a_filter_finds_what_decoding_every_line_would(
+    event: str, request_id: str, chunk: int
+) -> None:
+    names = ["a", 'quoted"', "back\\slash", "", "sealed"]
+    lines = [json.loads(line(seq)) | {"request_id": names[seq % 5]} for seq in range(60)]
+    kept = [{key: value for key, value in item.items() if value != ""} for item in lines]
+    data = b"".join(
+        json.dumps(item, separators=(",", ":"), sort_keys=True).encode() + b"\n" for item in kept
+    )
+    wanted = RecordFilter(event=event, request_id=request_id)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(record_pages, "CHUNK_BYTES", chunk)
+        found = walk([_part(0, data)], 60, wanted, 7)
+    assert [record.seq for record in found] == [
+        item["seq"]
+        for item in reversed(lines)
+        if event in ("", item["event"]) and request_id in ("", item["request_id"])
+    ]
+
+
 def test_times_cut_the_log_and_old_records_are_not_read() -> None:
     parts = parts_of([9000])
     wanted = RecordFilter(since=1_700_000_000 + 8990, until=1_700_000_000 + 8995)

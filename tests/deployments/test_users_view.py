@@ -203,6 +203,16 @@ def test_the_cache_tab_says_what_each_tier_holds_and_why_one_is_off(
     off = cache_view(stateless, None, cpu=True)
     assert "stateless" in off.tiers[2].off
     assert off.tiers[0].name == "Engine memory"
+    on_gpu = cache_view(config, None, cpu=False).tiers[0]
+    assert (on_gpu.name, on_gpu.holds) == ("GPU memory", "The working set, on the accelerator")
+    assert "reserved for this deployment alone; pages are zeroed" in on_gpu.protection
+    shared = cache_view(config, None, cpu=False, shared=True).tiers[0]
+    assert "other processes use too" in shared.protection
+    assert "alone" not in shared.protection
+    slots = config.engine.model_copy(update={"kind": "llama.cpp", "kv_cache_bytes": 2**20})
+    row = cache_view(config.model_copy(update={"engine": slots}), None, cpu=None).tiers[0]
+    assert (row.name, row.capacity_bytes) == ("Engine memory", None)
+    assert "slots are zeroed" in row.protection
     in_bucket = config.model_copy(update={"storage": StorageSection(url="s3://bucket/below")})
     row = cache_view(in_bucket, None, cpu=True).tiers[3]
     assert (row.name, row.off) == ("Storage", "")

@@ -164,6 +164,8 @@ async def start_gateway(
                 lifespan="on",
                 access_log=False,
                 log_level="error",
+                ssl_certfile=chosen.tls_cert,
+                ssl_keyfile=chosen.tls_key,
             )
             server = uvicorn.Server(config)
             task = asyncio.create_task(server.serve(sockets=[listener]))
@@ -178,7 +180,8 @@ async def start_gateway(
                 await task
 
             stack.push_async_callback(stop)
-            url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+            scheme = "https" if chosen.tls_cert is not None else "http"
+            url = f"{scheme}://127.0.0.1:{listener.getsockname()[1]}"
             return Gateway(url, parts, the_daemon, key, client)
 
         yield start

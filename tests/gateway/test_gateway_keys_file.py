@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
+import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
+from gateway_rig import Gateway
 
+from kvrun.gateway import apikeys_file
 from kvrun.gateway.apikeys import (
     ApiKeyRecord,
     hash_api_key,
@@ -152,3 +157,46 @@ def test_requests_are_served_all_the_while_keys_are_replaced(path: Path, first: 
     stop.set()
     thread.join()
     assert problems == []
+
+
+async def test_over_http_no_request_is_refused_while_its_key_is_replaced(
+    start_gateway: Callable[..., Awaitable[Gateway]],
+    path: Path,
+    first: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(apikeys_file, "LOOK_EVERY_S", 0.05)
+    gateway = await start_gateway(require_auth=True, api_keys_file=path)
+    valid, served, stop = first, 0, asyncio.Event()
+
+    async def status(key: str) -> int:
+        found, _ = await gateway.chat(headers={"Authorization": f"Bearer {key}"})
+        return found
+
+    async def becomes(wanted: int, key: str) -> None:
+        async with asyncio.timeout(20):
+            while await status(key) != wanted:  # noqa: ASYNC110  nothing tells when it does
+                await asyncio.sleep(0.02)
+
+    async def client() -> None:
+        nonlocal served
+        while not stop.is_set():
+            assert await status(valid) == 200
+            served += 1
+
+    clients = [asyncio.create_task(client()) for _ in range(2)]
+    key_id = "app"
+    for _ in range(3):
+        record, text = rotate_api_key(path, key_id, now=int(time.time()), overlap_s=3600)
+        await becomes(200, text)
+        earlier, key_id, valid = key_id, record.id, text
+        assert await status(first) == 200, "the earlier one is valid during the overlap"
+        seen = served
+        while served < seen + 4 and not any(task.done() for task in clients):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    revoke_api_key(path, "app", now=int(time.time()))
+    await becomes(401, first)
+    assert await status(make_api_key(b"x" * 32)) == 401
+    stop.set()
+    await asyncio.gather(*clients)
+    assert earlier == "app-3"

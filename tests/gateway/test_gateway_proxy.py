@@ -343,6 +343,23 @@ async def test_an_engine_error_that_quotes_our_stamps_is_cleaned(
     assert "[removed]" in text
 
 
+@pytest.mark.parametrize(
+    ("status", "shown"),
+    [(400, "too long: 40000 > 32000"), (500, "the engine answered with status 500")],
+)
+async def test_a_flat_error_of_sglang_gets_the_usual_shape(
+    engine: FakeEngine, gateway: Gateway, status: int, shown: str
+) -> None:
+    async def flat(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        error = {"object": "error", "message": "too long: 40000 > 32000", "code": status}
+        return web.json_response(error, status=status)
+
+    engine.handler = flat
+    answered, answer = await gateway.chat()
+    assert answered == status
+    assert answer["error"]["message"] == shown
+
+
 async def test_an_error_in_another_shape_is_replaced(engine: FakeEngine, gateway: Gateway) -> None:
     async def plain(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         return web.Response(status=500, text="Traceback: secret")

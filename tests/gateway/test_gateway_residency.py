@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Awaitable, Callable
 
 import pytest
 from gateway_rig import FakeDaemon, FakeEngine, Gateway
 
+from kvrun.claims import ClaimVerifier
 from kvrun.config import parse_config
 from kvrun.errors import KvrunError
 
@@ -31,6 +33,26 @@ async def test_a_tenant_whom_the_policy_does_not_allow_here_gets_403_and_the_eng
     daemon.refuse = None
     assert (await gateway.chat(headers={"X-KV-Tenant": "alice"}))[0] == 200
     assert len(engine.requests) == 1
+
+
+async def test_no_header_and_no_body_says_what_a_policy_sees_of_a_tenant(
+    start_gateway: Start, engine: FakeEngine
+) -> None:
+    said = {"class": "eu", "region": "eu-west-1", "labels": "contract=gdpr"}
+    gateway = await start_gateway()
+    for name, value in said.items():
+        headers = {"X-KV-Tenant": "eve", f"X-KV-{name.title()}": value}
+        status, answer = await gateway.chat(headers=headers)
+        assert (status, answer["error"]["code"]) == (400, "bad_identity")
+    assert engine.requests == []
+    headers = {f"X-Tenant-{name.title()}": value for name, value in said.items()}
+    status, _ = await gateway.chat(headers={"X-KV-Tenant": "eve", **headers}, metadata=said)
+    assert status == 200
+    assert set(gateway.daemon.asked) == {("eve", "default")}, "all that the daemon is asked with"
+    key = gateway.claim_key.public_key()
+    stamped = engine.last_body["kv_transfer_params"]["kvrun_claim"]
+    claim = ClaimVerifier([key], "chat", now=time.time, workspace="w1").verify(stamped)
+    assert (claim.tenant, claim.attributes) == ("eve", {})
 
 
 async def test_where_a_policy_is_enforced_nobody_is_served_while_the_daemon_cannot_be_asked(

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from kvrun.config import load_config
+from kvrun.config import load_config, parse_config
 from kvrun.control.collector import CollectOutcome, CollectReport
 from kvrun.control.metrics import CollectorMetrics
 from kvrun.control.plane import ControlPlane
@@ -19,6 +19,7 @@ from kvrun.control.rounds import RoundReport, run_round
 from kvrun.deployments.metrics import DeploymentMetrics
 from kvrun.deployments.service import Deployments
 from kvrun.gateway.metrics import GatewayMetrics
+from kvrun.keys.opening import metrics_of, serving_keys
 from kvrun.state import Database
 from kvrun.telemetry.exposition import render
 from support.daemon import Daemon
@@ -36,6 +37,7 @@ def exported() -> dict[str, set[str]]:
     gateway = GatewayMetrics(LABELS)
     gateway.answered("chat", 200)
     gateway.refusals.labels("bad_identity").inc()
+    gateway.routed.labels("us-east-1").inc()
     with tempfile.TemporaryDirectory(prefix="kvr-", dir="/tmp") as folder:
         daemon = Daemon(
             Path(folder),
@@ -60,6 +62,7 @@ def exported() -> dict[str, set[str]]:
             own = deployments.register_own(plane.config, daemon.config)
             texts.append(render(DeploymentMetrics(deployments, [own])).decode())
             database.close()
+            texts.append(key_service(Path(folder) / "keys"))
         finally:
             daemon.stop()
     found: dict[str, set[str]] = {}
@@ -69,6 +72,18 @@ def exported() -> dict[str, set[str]]:
                 assert sample.labels.items() >= LABELS.items(), sample
                 found.setdefault(sample.name, set()).update(sample.labels)
     return found
+
+
+def key_service(folder: Path) -> str:
+    """What the key service of a deployment exports."""
+    folder.mkdir()
+    config = parse_config(
+        '[keys]\nmode = "service"\nroot = "memory"\n', {}, source=folder / "kvrun.toml"
+    )
+    with serving_keys(config) as server:
+        metrics = metrics_of(config, server)
+        assert metrics.readiness().ready
+        return metrics.render().decode()
 
 
 def families(exported: dict[str, set[str]]) -> set[str]:

@@ -21,6 +21,7 @@ from kvrun.accounts.tokens import make_id
 
 APPROVAL_LASTS_S = 24 * 3600
 MAX_PLAN_CHARS = 200
+MAX_SUBJECT_CHARS = 320
 MAX_WAITING = 100
 """Approvals of a workspace that wait at a time."""
 
@@ -44,12 +45,15 @@ class Approvals(Part):
         deployment_id: str | None = None,
         tenants: int | None = None,
         sessions: int | None = None,
+        subject: str = "",
+        token: str = "",
     ) -> Approval:
-        """Ask for it. ``operation`` is a word such as ``erase_deployment``; ``plan`` its token.
+        """Ask for it. ``operation`` is a word such as ``erase_deployment``; ``plan`` its token, or
+        its digest where ``token`` is given.
 
         The caller has had the token checked; ``tenants`` and ``sessions`` are what the plan would
-        reach, for whoever is to agree. Raises NotFoundError, ForbiddenError, InvalidError,
-        ConflictError (too many wait).
+        reach, and ``subject`` the label that it is about, for whoever is to agree. Raises
+        NotFoundError, ForbiddenError, InvalidError, ConflictError (too many wait).
         """
         require(actor, Permission.ERASE_WIDE, workspace_id)
         check_word(plan, "plan", MAX_PLAN_CHARS)
@@ -80,6 +84,8 @@ class Approvals(Part):
                 expires_at=change.now + APPROVAL_LASTS_S,
                 tenants=tenants,
                 sessions=sessions,
+                subject=subject[:MAX_SUBJECT_CHARS],
+                token=token,
             )
             change.session.add(row)
             change.note(AccessEventKind.APPROVAL_ASKED, actor, workspace_id, row.id, operation)
@@ -232,4 +238,6 @@ def _approval(row: ApprovalRow) -> Approval:
         taken_at=row.taken_at,
         tenants=row.tenants,
         sessions=row.sessions,
+        subject=row.subject or "",
+        token=row.token or "",
     )

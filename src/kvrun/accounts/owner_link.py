@@ -23,7 +23,7 @@ from kvrun.accounts.tokens import (
     make_id,
     make_token,
 )
-from kvrun.durable import sync_folder
+from kvrun.durable import replace_private_file
 
 METHOD = "owner_link"
 
@@ -106,16 +106,8 @@ def write_owner_link(path: Path, random_bytes: RandomBytes = os.urandom) -> str:
     Raises AccountsError when it cannot be written.
     """
     token = make_token(random_bytes)
-    temporary = path.with_name(path.name + ".new")
     try:
-        temporary.unlink(missing_ok=True)
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w", encoding="ascii") as file:
-            file.write(token + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        sync_folder(path.parent)
+        replace_private_file(path, f"{token}\n".encode("ascii"))
     except OSError as error:
         raise AccountsError(f"{path} cannot be written: {error.strerror}") from None
     return token

@@ -1,6 +1,6 @@
 """What is known of accounts, people and credentials, as values. Times are seconds since 1970."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvrun.accounts.actor import Role, Scope
 
@@ -85,7 +85,9 @@ class Approval:
     """A request for a second person's word on one operation with one plan.
 
     ``agreed`` is None until somebody decided. It can be used once, before ``expires_at``.
-    ``tenants`` and ``sessions`` are what the plan would reach when it was asked for.
+    ``tenants`` and ``sessions`` are what the plan would reach when it was asked for; ``subject`` is
+    the label that it is about, if it is about one. ``token`` is the plan's where ``plan`` is only
+    its digest.
     """
 
     id: str
@@ -103,3 +105,10 @@ class Approval:
     taken_at: int | None
     tenants: int | None = None
     sessions: int | None = None
+    subject: str = ""
+    token: str = field(default="", repr=False)
+
+    def usable(self, person_id: str | None, now: float) -> bool:
+        """Whether that person can erase with it now (seconds since 1970)."""
+        mine = self.person_id == person_id
+        return bool(self.agreed) and mine and self.taken_at is None and self.expires_at > now

@@ -4,7 +4,7 @@ Credentials are kept as SHA-256 only. Rows of what was deleted stay, so that the
 certificates can be read with names; they hold no end user's id.
 """
 
-from sqlalchemy import BigInteger, Boolean, ForeignKey, Index, String, UniqueConstraint
+from sqlalchemy import BigInteger, Boolean, ForeignKey, Index, String, Text, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
 from kvrun.state.database import Base
@@ -148,7 +148,8 @@ class OidcFlowRow(Base):
 
 
 class ApprovalRow(Base):
-    """A request for a second person's word. ``plan`` is the token of the plan that it is for."""
+    """A request for a second person's word. ``plan`` is the token of the plan that it is for, or
+    its digest where the token is longer; then ``token`` has it."""
 
     __tablename__ = "approvals"
 
@@ -167,3 +168,5 @@ class ApprovalRow(Base):
     taken_at: Mapped[int | None] = mapped_column(BigInteger)
     tenants: Mapped[int | None] = mapped_column(BigInteger)
     sessions: Mapped[int | None] = mapped_column(BigInteger)
+    subject: Mapped[str | None] = mapped_column(String(320))
+    token: Mapped[str | None] = mapped_column(Text)

@@ -81,9 +81,9 @@ class AccessLog:
     def asked(self, deployment: Deployment, what: str, who: str) -> None:
         """Put on record what somebody asks of a deployment, before it is done.
 
-        It is an event about people: what becomes of the deployment is another record.
+        What becomes of it is another record. Raises AuditError.
         """
-        self._about(deployment, Event.ROLE_CHANGED, Outcome.OK, f"requested: {what} by {who}")
+        self._about(deployment, Event.DEPLOYMENT_ASKED, Outcome.OK, f"requested: {what} by {who}")
 
     def reading(self, workspace_id: str, deployment_id: str, what: str) -> None:
         """Put on record that somebody reads of this log, before they do. Raises AuditError."""
@@ -116,7 +116,7 @@ class AccessLog:
         event, outcome = found
         if deployment.forgotten:
             # It goes on where it is: nothing of it was deleted.
-            event = Event.ROLE_CHANGED
+            event = Event.DEPLOYMENT_ASKED
         reason = f"{before} -> {deployment.state} {deployment.reason}".strip()
         try:
             self._about(deployment, event, outcome, reason)

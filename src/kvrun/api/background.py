@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from kvrun.api.isolation_schedule import LOOK_EVERY_S, run_due
 from kvrun.api.services import Services
 
 _log = logging.getLogger(__name__)
@@ -22,13 +23,17 @@ class Background:
 
     def start(self) -> None:
         """Begin; call it within the event loop."""
-        for name, round_, period_s in self._services.rounds():
+        tests = ("isolation self-tests", self._self_tests, LOOK_EVERY_S)
+        for name, round_, period_s in (*self._services.rounds(), tests):
             self._tasks.append(asyncio.create_task(self._repeat(name, round_, period_s)))
 
     async def stop(self) -> None:
         """End after the rounds that are under way."""
         self._stop.set()
         await asyncio.gather(*self._tasks)
+
+    def _self_tests(self) -> None:
+        run_due(self._services, self._stop.is_set)
 
     async def _repeat(self, name: str, round_: Callable[[], object], period_s: float) -> None:
         while not self._stop.is_set():

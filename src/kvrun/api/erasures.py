@@ -22,7 +22,7 @@ from kvrun.erasure.archive import CertificateArchive
 from kvrun.erasure.certificate import ErasureStatement, RequestKind
 from kvrun.erasure.errors import ErasureError
 from kvrun.erasure.job import ID_BYTES, Job, JobState, JobStore
-from kvrun.erasure.plan import ErasureScope, Plan
+from kvrun.erasure.plan import ConfirmationError, ErasureScope, Plan
 from kvrun.errors import KvrunError
 from kvrun.instance.erasures import ErasureResult
 from kvrun.instance.parts import certificates_folder
@@ -119,6 +119,38 @@ def ask_approval(
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Agreed:
+    """A plan to which a second person agreed and that was not used.
+
+    ``token`` confirms the erasure. Where the reach has grown since, ``outgrown`` says how, and the
+    erasure would be refused: another plan has to be agreed to.
+    """
+
+    token: str = ""
+    outgrown: str = ""
+
+
+def agreed(services: Services, actor: Actor, deployment_id: str) -> Agreed:
+    """The plan to erase the deployment that a second person agreed to, the latest that holds."""
+    found = services.find(actor, Permission.ERASE_WIDE, deployment_id)
+    now, outgrown = services.now(), ""
+    for item in services.accounts.list_approvals(actor, found.workspace_id):
+        if item.operation != ERASE_DEPLOYMENT or item.deployment_id != found.id:
+            continue
+        if not item.usable(actor.person, now):
+            continue
+        asked = {**_asked(ErasureScope(RequestKind.DEPLOYMENT)), "confirm": item.plan}
+        config = services.deployments.config_of(found.id)
+        try:
+            erasing.plan_erasure(config, {**asked, "agreed": "yes"}, offline=True)
+        except ConfirmationError as error:
+            outgrown = outgrown or error.message
+            continue
+        return Agreed(item.plan)
+    return Agreed(outgrown=outgrown)
+
+
 def erase(
     services: Services,
     actor: Actor,
@@ -195,7 +227,7 @@ def status(services: Services, actor: Actor, deployment_id: str, erasure_id: str
         [(step.name, step.at) for step in job.steps] if job is not None else []
     )
     return ErasureStatus(
-        row, tuple(steps), tuple(job.unacknowledged) if job is not None else (), tuple(made)
+        row, tuple(steps), tuple(job.unconfirmed) if job is not None else (), tuple(made)
     )
 
 

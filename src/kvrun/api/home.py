@@ -20,7 +20,7 @@ class HomeTakenError(KvrunError):
 
 def home_of(config: KvrunConfig) -> Path:
     """The folder of its database and of the deployments it makes."""
-    return config.control.home or config.layout.data_dir / "control-plane"
+    return config.control_home
 
 
 @contextmanager

@@ -34,7 +34,8 @@ def run(
     options: Options,
     say: Callable[[str], None] = lambda text: None,
 ) -> StoredResult:
-    """Test a running deployment; takes a minute or so. That somebody wants it is on record.
+    """Test a running deployment; takes a minute or so. That somebody wants it is on record, and one
+    that fails raises an alert.
 
     Raises NotFoundError, ForbiddenError, AuditError, and SelfTestError where it cannot be tested.
     """

@@ -17,7 +17,7 @@ from kvrun.accounts.actor import Actor
 from kvrun.accounts.errors import ForbiddenError
 from kvrun.accounts.permissions import Permission, may, require
 from kvrun.accounts.records import Approval
-from kvrun.api.erasures import ErasureNotFoundError, Reasons
+from kvrun.api.erasures import Agreed, ErasureNotFoundError, Reasons
 from kvrun.api.joint_targets import Chosen, DeploymentPlan, choose, planned, reachable
 from kvrun.api.services import Services, requester
 from kvrun.control.collector import CollectOutcome
@@ -164,11 +164,39 @@ def ask_joint_approval(
         raise ConfirmationError("the token is another plan's", hint="Plan it again.")
     return [
         services.accounts.ask_approval(
-            who, place, scope.operation, _digest(token), tenants=tenants, sessions=sessions
+            who,
+            place,
+            scope.operation,
+            _digest(token),
+            tenants=tenants,
+            sessions=sessions,
+            subject=scope.label,
+            token=token,
         )
         for place, who in places.items()
         if services.accounts.approval_needed(who, place)
     ]
+
+
+def joint_agreed(services: Services, actor: Actor, workspace_id: str, scope: JointScope) -> Agreed:
+    """The plan that second persons agreed to, in every workspace that it reaches and needs it."""
+    places = _places(services, actor, workspace_id, scope)
+    found = _found(services, places, scope)
+    tokens = _agreed_tokens(services, places, scope)
+    outgrown = ""
+    for token in tokens:
+        parts = _tokens(token)
+        try:
+            for item, wanted in found:
+                if item.id in parts:
+                    config = services.deployments.config_of(item.id)
+                    asked = {**wanted, "confirm": parts[item.id], "agreed": "yes"}
+                    erasing.plan_erasure(config, asked, offline=True)
+        except ConfirmationError as error:
+            outgrown = outgrown or error.message
+            continue
+        return Agreed(token)
+    return Agreed(outgrown=outgrown)
 
 
 @contextmanager
@@ -279,6 +307,24 @@ def _found(
             hint="Nothing was erased, and there is nothing to certify.",
         )
     return found
+
+
+def _agreed_tokens(services: Services, places: Mapping[str, Actor], scope: JointScope) -> list[str]:
+    """Tokens of plans with every word that they need, the latest first."""
+    now = services.now()
+    common: list[str] | None = None
+    for place, who in places.items():
+        if not services.accounts.approval_needed(who, place):
+            continue
+        usable = [
+            item.token
+            for item in services.accounts.list_approvals(who, place)
+            if (item.operation, item.subject) == (scope.operation, scope.label)
+            and item.token
+            and item.usable(who.person, now)
+        ]
+        common = [token for token in usable if common is None or token in common]
+    return common or []
 
 
 def _take_approvals(

@@ -42,7 +42,7 @@ def reachable(services: Services, workspace_id: str) -> list[Deployment]:
 def planned(services: Services, item: Deployment, scope: Mapping[str, str]) -> DeploymentPlan:
     """What an erasure of the scope (an operation's arguments) would reach there."""
     try:
-        config = services.deployments.config_of(item.id)
+        config = services.deployments.config_of(item)
         return DeploymentPlan(item, erasing.plan_erasure(config, scope, offline=True))
     except KvrunError as error:
         return DeploymentPlan(item, None, error.message)

@@ -26,9 +26,11 @@ from kvrun.api.access_log import AccessLog
 from kvrun.api.defaults import LivingDefaults
 from kvrun.api.gateway_keys import GatewayKeys
 from kvrun.api.home import home_of
+from kvrun.api.policy_pushes import PolicyPushes
 from kvrun.api.reading import note_read
 from kvrun.config import ConfigError, KvrunConfig
 from kvrun.config.control import ControlSection
+from kvrun.config.secret_file import read_secret
 from kvrun.control.webhook import Webhook, tell
 from kvrun.deployments.alerts_view import AlertViews
 from kvrun.deployments.audit_view import AuditViews
@@ -72,6 +74,7 @@ class Services:
     storage: StorageViews
     alerts: AlertViews
     evidence: EvidenceJobs
+    policy_pushes: PolicyPushes
     oidc: OidcClient | None
     access_log: AccessLog
     first_workspace: str
@@ -144,6 +147,19 @@ class Services:
             found = self.find(actor, Permission.DEPLOY, deployment_id)
         self.access_log.asked(found, what, actor.reference)
         return found
+
+    def rebuild_deployment(
+        self, actor: Actor, deployment_id: str, spec: DeploymentSpec | None = None
+    ) -> Deployment:
+        """Have a new instance made, of another spec where one is given; the wish is on record.
+
+        Raises what ``ask`` and ``Deployments.rebuild`` raise.
+        """
+        if spec is not None:
+            found = self.find(actor, Permission.DEPLOY, deployment_id)
+            self.check_override(actor, found.workspace_id, spec)
+        found = self.ask(actor, "rebuild", deployment_id)
+        return self.deployments.rebuild(found.id, spec)
 
     def check_override(self, actor: Actor, workspace_id: str, spec: DeploymentSpec) -> None:
         """Raise ForbiddenError where the spec serves an unevaluated model and the actor is no
@@ -278,6 +294,7 @@ def open_services(
             storage=StorageViews(deployments),
             alerts=AlertViews(deployments),
             evidence=EvidenceJobs(home / "evidence", now),
+            policy_pushes=PolicyPushes(deployments, now),
             oidc=_oidc(settings),
             access_log=access_log,
             first_workspace=config.deployment.workspace,
@@ -302,10 +319,14 @@ def _oidc(settings: ControlSection) -> OidcClient | None:
         return None
     secret = None
     if settings.oidc_client_secret_file is not None:
+        # The provider made it, so how long it is was for the provider to say.
+        raw = read_secret(
+            settings.oidc_client_secret_file, "control.oidc_client_secret_file", at_least=1
+        )
         try:
-            secret = settings.oidc_client_secret_file.read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"control.oidc_client_secret_file cannot be read: {error}") from None
+            secret = raw.decode("utf-8")
+        except UnicodeDecodeError:
+            raise ConfigError("control.oidc_client_secret_file must hold text (UTF-8)") from None
     asked = OidcSettings(
         issuer=settings.oidc_issuer,
         client_id=settings.oidc_client_id,

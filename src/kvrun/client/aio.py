@@ -83,6 +83,11 @@ class AsyncDeployments(AsyncGroup):
     overview = async_answer(d.get_overview)
     cache = async_answer(d.get_cache)
     policy = async_answer(d.get_policy)
+    policy_revisions = async_answer(d.list_policy_revisions)
+    compare_policies = async_answer(d.compare_policies)
+    simulate_policy = async_answer(d.simulate_policy)
+    policy_violations = async_answer(d.list_policy_violations)
+    sync_policy = async_answer(d.sync_policy)
     process_log = async_answer(d.get_process_log)
 
     async def wait(
@@ -153,6 +158,8 @@ class AsyncFineTunes(AsyncGroup):
     list = async_answer(m.list_finetunes)
     get = async_answer(m.get_finetune)
     statement = async_answer(m.get_finetune_statement)
+    create = async_answer(m.create_finetune)
+    resume = async_answer(m.resume_finetune)
     cancel = async_answer(m.cancel_finetune)
     delete = async_answer(m.delete_finetune)
     served = async_answer(m.get_served_evaluation)

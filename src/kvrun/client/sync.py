@@ -83,6 +83,11 @@ class Deployments(Group):
     overview = answer(d.get_overview)
     cache = answer(d.get_cache)
     policy = answer(d.get_policy)
+    policy_revisions = answer(d.list_policy_revisions)
+    compare_policies = answer(d.compare_policies)
+    simulate_policy = answer(d.simulate_policy)
+    policy_violations = answer(d.list_policy_violations)
+    sync_policy = answer(d.sync_policy)
     process_log = answer(d.get_process_log)
 
     def wait(
@@ -153,6 +158,8 @@ class FineTunes(Group):
     list = answer(m.list_finetunes)
     get = answer(m.get_finetune)
     statement = answer(m.get_finetune_statement)
+    create = answer(m.create_finetune)
+    resume = answer(m.resume_finetune)
     cancel = answer(m.cancel_finetune)
     delete = answer(m.delete_finetune)
     served = answer(m.get_served_evaluation)

@@ -22,7 +22,9 @@ class AlertsSection(Section):
         "json", '"json": the whole alert and a text; "slack": the text alone, escaped for Slack.'
     )
     webhook_secret_file: Path | None = setting(
-        None, "File (0600) with the secret that signs each message with HMAC-SHA256."
+        None,
+        "File (0600) with the secret, of 16 bytes or more, that signs each message with "
+        "HMAC-SHA256.",
     )
     webhook_ca_file: Path | None = setting(
         None, "PEM file with the authorities of the receiver's certificate; unset: the system's."

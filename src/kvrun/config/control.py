@@ -48,12 +48,19 @@ class ControlSection(Section):
     max_body_bytes: ByteSize = setting(
         2**20, "Largest request body in bytes; imports of tenants included.", ge=1024, le=2**28
     )
+    finetune_memory_bytes: ByteSize | None = setting(
+        None,
+        "Most memory of this machine that a fine-tune asked for by API or console may take; unset: "
+        "half of what there is; 0: none may be made.",
+    )
     oidc_issuer: str | None = setting(
         None, "Issuer of the identity provider (OpenID Connect), an https address."
     )
     oidc_client_id: str | None = setting(None, "Client id at the identity provider.")
     oidc_client_secret_file: Path | None = setting(
-        None, "File with the client secret; unset: a public client (PKCE is used always)."
+        None,
+        "File with the client secret, which nobody else may read; unset: a public client (PKCE is "
+        "used always).",
     )
     oidc_scopes: tuple[str, ...] = setting(
         ("openid", "email", "profile"), "Scopes that are asked for."

@@ -2,12 +2,16 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, StringConstraints
+from pydantic import Field, StringConstraints, field_validator
 
 from kvrun.config.values import ScopeId, Section, setting
 
 PublicKeyHex = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 """The 32 bytes of an Ed25519 public key."""
+
+
+RESERVED_NAME = "control"
+"""What no deployment is named: the control plane's log is WORKSPACE/control/HOST."""
 
 
 class DeploymentSection(Section):
@@ -53,3 +57,13 @@ class DeploymentSection(Section):
         max_length=200,
         pattern=r"^[\x20-\x7e]*$",
     )
+
+    @field_validator("name")
+    @classmethod
+    def _name_is_free(cls, value: str) -> str:
+        if value == RESERVED_NAME:
+            raise ValueError(
+                f"a deployment cannot be named {RESERVED_NAME}: its log would have the name of the "
+                "control plane's; choose another name"
+            )
+        return value

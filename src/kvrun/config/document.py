@@ -14,6 +14,7 @@ from kvrun.config.engine import EngineSection
 from kvrun.config.erasure import ErasureSection
 from kvrun.config.gateway import GatewaySettings
 from kvrun.config.instance import InstanceSection
+from kvrun.config.isolation import IsolationSection
 from kvrun.config.keys import KeysSection
 from kvrun.config.layout import UNIX_PATH_MAX, DataLayout
 from kvrun.config.log import LogSection
@@ -35,6 +36,7 @@ class KvrunConfig(Section):
     witness: WitnessSection = WitnessSection()
     storage: StorageSection = StorageSection()
     erasure: ErasureSection = ErasureSection()
+    isolation: IsolationSection = IsolationSection()
     residency: ResidencySection = ResidencySection()
     gateway: GatewaySettings
     engine: EngineSection = EngineSection()
@@ -54,6 +56,11 @@ class KvrunConfig(Section):
     def key_socket(self) -> Path:
         """The key service's socket, where the keys are in one."""
         return self.keys.socket or self.layout.key_socket
+
+    @property
+    def control_home(self) -> Path:
+        """The folder of the control plane's database and of the deployments that it makes."""
+        return self.control.home or self.layout.data_dir / "control-plane"
 
     @property
     def object_tier(self) -> bool:

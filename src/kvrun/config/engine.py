@@ -9,7 +9,9 @@ from kvrun.config.values import ByteSize, Section, setting
 class EngineSection(Section):
     """The embedded engine and the knobs of its own that kvrun passes on."""
 
-    kind: Literal["vllm", "llama.cpp"] = setting("vllm", "Engine to start.")
+    kind: Literal["vllm", "llama.cpp", "sglang"] = setting(
+        "vllm", 'Engine to start: "vllm", "llama.cpp" or "sglang".'
+    )
     llama_server: Path | None = setting(
         None, "A stock llama-server to run as llama.cpp; unset: the package xllamacpp."
     )

@@ -129,6 +129,29 @@ class GatewaySettings(Section):
         600.0, "Longest silence of the engine within one request.", gt=0
     )
 
+    elsewhere: dict[str, str] = setting(
+        {},
+        "Gateways of this deployment in other regions, by region: whom the residency policy does "
+        "not allow here is passed on to the first where it does (https, or http on loopback).",
+        max_length=32,
+    )
+    elsewhere_ca_file: Path | None = setting(
+        None, "PEM file with the authorities of their certificates; unset: the system's."
+    )
+
+    @field_validator("elsewhere")
+    @classmethod
+    def _gateways_are_safe(cls, value: dict[str, str]) -> dict[str, str]:
+        for region, url in value.items():
+            if not re.fullmatch(r"[\x21-\x7e]{1,128}", region):
+                raise ValueError("a region is 1 to 128 printable ASCII characters without spaces")
+            if not _is_address(url):
+                raise ValueError(
+                    f"the gateway of {region} must be https://HOST or https://HOST:PORT, or http on"
+                    " a loopback address"
+                )
+        return value
+
     @field_validator("tenant_header", "session_header")
     @classmethod
     def _header_name(cls, value: str) -> str:
@@ -187,6 +210,16 @@ def _is_safe_url(url: str) -> bool:
     return url.startswith("https://") or bool(
         re.match(r"http://(127\.0\.0\.1|localhost|\[::1\])(:\d+)?/", url)
     )
+
+
+def _is_address(url: str) -> bool:
+    """Whether this is scheme, host and port of a place that may be sent prompts."""
+    match = re.fullmatch(
+        r"(https?)://([A-Za-z0-9.-]{1,253}|\[[0-9A-Fa-f:]{2,45}\])(?::(\d{1,5}))?", url
+    )
+    if match is None or (match[3] and not 0 < int(match[3]) < 65536):
+        return False
+    return match[1] == "https" or is_loopback(match[2])
 
 
 _RESERVED_HEADERS = ENGINE_HEADERS | frozenset(

@@ -28,10 +28,18 @@ class KeysSection(Section):
     socket: Path | None = setting(
         None, "The key service's socket, its token beside it; unset: run/keys.sock in data_dir."
     )
+    metrics_port: int | None = setting(
+        None,
+        "TCP port on 127.0.0.1 for /healthz, /readyz and /metrics of the key service; unset: none.",
+        ge=1,
+        le=65535,
+    )
+    metrics_socket: Path | None = setting(None, "Unix socket (0600) for the same; unset: none.")
     root: str = setting(
-        "file:root",
-        '"file:FOLDER" (relative to data_dir), "memory" (every key is lost at a restart), '
-        '"openbao:URL/MOUNT/KEY", "pkcs11:MODULE?token=LABEL&key=NAME" or "aws-kms:KEY_ARN".',
+        "file",
+        '"file" (the folder NAME-root beside the data folder NAME), "file:FOLDER" (relative to '
+        'data_dir), "memory" (every key is lost at a restart), "openbao:URL/MOUNT/KEY", '
+        '"pkcs11:MODULE?token=LABEL&key=NAME" or "aws-kms:KEY_ARN".',
     )
     root_secret: str | None = setting(
         None,

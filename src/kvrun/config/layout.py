@@ -99,6 +99,11 @@ class DataLayout:
         return self.erasure / "undeleted.json"
 
     @property
+    def served_models(self) -> Path:
+        """Which models were served here since when: what other models stored is removed by it."""
+        return self.data_dir / "models.json"
+
+    @property
     def instance_socket(self) -> Path:
         """Socket of the instance daemon."""
         return self.run / "instance.sock"
@@ -147,6 +152,11 @@ class DataLayout:
     def api_keys(self) -> Path:
         """API keys, as hashes."""
         return self.data_dir / "api_keys.json"
+
+    @property
+    def settings_record(self) -> Path:
+        """What was set when, as far as it protects."""
+        return self.data_dir / "settings.jsonl"
 
     @property
     def state(self) -> Path:

@@ -67,6 +67,11 @@ class ResidencySection(Section):
     ca_file: Path | None = setting(
         None, "PEM file with the authorities of the repository's certificate; unset: the system's."
     )
+    webhook_secret_file: Path | None = setting(
+        None,
+        "File (0600) with the secret, of 16 bytes or more, by which the repository's host "
+        "announces pushes at the control plane (/api/v1/policy-pushes).",
+    )
     region: str = Field(
         default="",
         max_length=128,
@@ -84,6 +89,17 @@ class ResidencySection(Section):
         max_length=128,
         pattern=_REGION,
         description="Storage class of the object tier; empty: not said.",
+    )
+
+    instance_metadata: Literal["off", "aws", "gcp", "azure"] = setting(
+        "off",
+        "Whose metadata service is asked in which region this instance is; where that is another "
+        "than region, decisions rest on no region at all.",
+    )
+    bucket_location: bool = setting(
+        False,
+        "Ask the object store of storage.url (S3: GetBucketLocation) in which region its bucket "
+        "is; where that is another than storage_region, it counts as in none.",
     )
 
     @field_validator("repository")

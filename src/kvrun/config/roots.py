@@ -18,9 +18,9 @@ class MemoryAddress:
 
 @dataclass(frozen=True, slots=True)
 class FileAddress:
-    """A folder; a relative one is below ``instance.data_dir``."""
+    """A folder; a relative one is below ``instance.data_dir``, None the usual one beside that."""
 
-    folder: Path
+    folder: Path | None
     kind = "file"
 
 
@@ -56,8 +56,8 @@ class AwsKmsAddress:
 RootAddress = MemoryAddress | FileAddress | OpenBaoAddress | Pkcs11Address | AwsKmsAddress
 
 FORMS = (
-    '"memory", "file:PATH", "openbao:URL/MOUNT/KEY", "pkcs11:MODULE?token=LABEL&key=NAME" or '
-    '"aws-kms:KEY_ARN"'
+    '"file", "file:PATH", "memory", "openbao:URL/MOUNT/KEY", '
+    '"pkcs11:MODULE?token=LABEL&key=NAME" or "aws-kms:KEY_ARN"'
 )
 
 
@@ -66,6 +66,8 @@ def parse_root(text: str) -> RootAddress:
     kind, colon, rest = text.partition(":")
     if kind == "memory" and not colon:
         return MemoryAddress()
+    if kind == "file" and not colon:
+        return FileAddress(None)
     parse = _PARSERS.get(kind)
     if parse is None or not rest:
         raise ValueError(FORMS)

@@ -1,6 +1,6 @@
 """``[storage]``: where the workspace's Storage is."""
 
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import model_validator
 
@@ -21,6 +21,13 @@ class StorageSection(Section):
         {},
         "The object store's own options, such as endpoint, region, access_key_id; credentials are "
         "better left to the environment (AWS_ACCESS_KEY_ID, ...).",
+    )
+
+    object_lock: Literal["governance", "compliance", "off"] = setting(
+        "governance",
+        "How collected logs in S3 are held for audit.retention_days where the bucket offers Object "
+        'Lock and has no default retention of its own; needs kvrun[aws]. "compliance": nobody can '
+        "shorten it.",
     )
 
     @model_validator(mode="after")

@@ -14,7 +14,9 @@ from kvrun.console import (
     evidence,
     finetunes,
     isolation,
+    joint_runs,
     keys,
+    labels,
     listing,
     members,
     policy,
@@ -22,6 +24,7 @@ from kvrun.console import (
     storage,
     users,
     where,
+    wide,
     workspace,
 )
 from kvrun.console.desk import PageRoute, pages_of
@@ -33,6 +36,7 @@ _ROUTERS = (
     listing.router,
     commands.router,
     users.router,
+    labels.router,
     erasing.router,
     audit.router,
     storage.router,
@@ -42,6 +46,8 @@ _ROUTERS = (
     finetunes.router,
     policy.router,
     where.router,
+    wide.router,
+    joint_runs.router,
     members.router,
     keys.router,
     workspace.router,
@@ -57,6 +63,7 @@ def mount(app: FastAPI, services: Services) -> None:
     """
     app.state.console_pages = Pages()
     app.state.console_runs = Runs(services.now)
+    app.state.sign_in_failed = signin.failed
     for router in _ROUTERS:
         app.include_router(router)
     app.include_router(_last)

@@ -13,13 +13,13 @@ from kvrun.console.desk import Change, ChangeNow, Desk, DeskNow, base_of, go, pa
 from kvrun.console.forms import Form
 from kvrun.console.frame import section_page
 from kvrun.console.runs import Certified, Result
-from kvrun.deployments.model import Deployment, DeploymentSpec, LauncherKind
-from kvrun.deployments.spec import ENGINES
+from kvrun.console.spec_form import ENGINE_OPTIONS, blame, read_spec, spec_values
+from kvrun.deployments.machine import Command, allowed
+from kvrun.deployments.model import Deployment, LauncherKind
 from kvrun.errors import KvrunError
 
 router = page_router()
 _PLACE = "/workspaces/{workspace_id}/deployments/{deployment_id}"
-_LABELS = {"vllm": "vLLM", "llama.cpp": "llama.cpp"}
 _DONE = {
     "start": "started",
     "stop": "stopped",
@@ -46,13 +46,13 @@ def post_new(change: ChangeNow, workspace_id: WorkspaceId) -> Response:
     """Make a deployment."""
     desk, form = change.desk, change.form
     require(desk.actor, Permission.DEPLOY, workspace_id)
-    spec = _spec(form)
+    spec = read_spec(form)
     if spec is not None:
         try:
             made = desk.services.create_deployment(desk.actor, workspace_id, spec)
             return go(place_of(made), "created")
         except KvrunError as error:
-            _blame(form, error)
+            blame(form, error)
     return _form(desk, workspace_id, form)
 
 
@@ -70,6 +70,30 @@ def post_attach(change: ChangeNow, workspace_id: WorkspaceId) -> Response:
         except KvrunError as error:
             form.errors["attach_name"] = error.diagnostics()
     return _form(desk, workspace_id, form, token=token)
+
+
+@router.get(_PLACE + "/rebuild")
+def get_rebuild(desk: DeskNow, workspace_id: WorkspaceId, deployment_id: DeploymentId) -> Response:
+    """The form for another specification, with what it has now."""
+    found = desk.deployment(Permission.DEPLOY, workspace_id, deployment_id)
+    return _rebuild(desk, workspace_id, found, Form(spec_values(found.spec), {}))
+
+
+@router.post(_PLACE + "/rebuild")
+def post_rebuild(
+    change: ChangeNow, workspace_id: WorkspaceId, deployment_id: DeploymentId
+) -> Response:
+    """Replace the instance by one of another specification; keys and stored context stay."""
+    desk, form = change.desk, change.form
+    found = desk.deployment(Permission.DEPLOY, workspace_id, deployment_id)
+    spec = read_spec(form)
+    if spec is not None:
+        try:
+            desk.services.rebuild_deployment(desk.actor, found.id, spec)
+            return go(place_of(found), "rebuilt")
+        except KvrunError as error:
+            blame(form, error)
+    return _rebuild(desk, workspace_id, found, form)
 
 
 @router.post(_PLACE + "/do/{command}")
@@ -156,6 +180,21 @@ def _settings(change: Change, workspace_id: str, found: Deployment) -> Response:
     )
 
 
+def _rebuild(desk: Desk, workspace_id: str, found: Deployment, form: Form) -> Response:
+    return section_page(
+        desk,
+        desk.workspace(workspace_id),
+        found,
+        "settings",
+        "deployment_rebuild.html",
+        status=422 if form.errors else 200,
+        values=form.values,
+        errors=form.errors,
+        engines=ENGINE_OPTIONS,
+        possible=found.launcher is LauncherKind.LOCAL and Command.REBUILD in allowed(found.state),
+    )
+
+
 def _form(desk: Desk, workspace_id: str, form: Form, *, token: str = "") -> Response:
     return desk.page(
         "deployment_new.html",
@@ -164,61 +203,6 @@ def _form(desk: Desk, workspace_id: str, form: Form, *, token: str = "") -> Resp
         values=form.values,
         errors=form.errors,
         token=token,
-        engines=[(name, _LABELS.get(name, name)) for name in ENGINES],
+        engines=ENGINE_OPTIONS,
         status=422 if form.errors else 200,
     )
-
-
-def _spec(form: Form) -> DeploymentSpec | None:
-    """What the form asks for; None where a field cannot be read."""
-    name = form.text("name", "The name", limit=63, required=True)
-    model = form.text("model", "The model", limit=4096, required=True)
-    engine = form.choice("engine", "an engine", ENGINES)
-    audience = form.choice("audience", "who uses it", ("internal", "product"))
-    window = form.number("context_window", "The context window", 16, 10_000_000)
-    memory, disk = form.size("memory", "The memory tier"), form.size("disk", "The persistent tier")
-    gpus = _gpus(form)
-    labels = form.labels("labels")
-    if form.errors:
-        return None
-    usual = DeploymentSpec(name=name, model=model, multi_tenant=audience == "product")
-    return DeploymentSpec(
-        name=name,
-        model=model,
-        engine=engine,
-        stateless=form.flag("stateless"),
-        multi_tenant=usual.multi_tenant,
-        context_window=window,
-        memory_bytes=usual.memory_bytes if memory is None else memory,
-        disk_bytes=usual.disk_bytes if disk is None else disk,
-        labels=labels,
-        gpu_ids=gpus,
-        allow_shared_gpu=form.flag("allow_shared_gpu"),
-    )
-
-
-def _gpus(form: Form) -> tuple[int, ...]:
-    parts = [part.strip() for part in form.values.get("gpus", "").split(",") if part.strip()]
-    if all(part.isascii() and part.isdecimal() and len(part) < 5 for part in parts):
-        return tuple(map(int, parts))
-    form.errors["gpus"] = "GPU ids are whole numbers with commas between them, such as 0,1."
-    return ()
-
-
-_FIELDS = {
-    "context_window": "context_window",
-    "memory_bytes": "memory",
-    "disk_bytes": "disk",
-    "gpu_ids": "gpus",
-}
-
-
-def _blame(form: Form, error: KvrunError) -> None:
-    """Put what was refused beside the fields that it names, else beside the name."""
-    for part in error.message.split("; "):
-        field, colon, text = part.partition(": ")
-        known = _FIELDS.get(field, field) if colon else ""
-        if known in ("name", "model", "engine", "labels", *_FIELDS.values()):
-            form.errors[known] = text
-    if not form.errors:
-        form.errors["name"] = error.diagnostics()

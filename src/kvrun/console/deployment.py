@@ -9,6 +9,7 @@ from typing import Annotated
 
 from fastapi import Query, Response
 
+from kvrun.accounts.errors import NotFoundError
 from kvrun.accounts.permissions import Permission
 from kvrun.api import finetunes
 from kvrun.api.dependencies import DeploymentId, WorkspaceId
@@ -16,12 +17,15 @@ from kvrun.console.charts import Part
 from kvrun.console.desk import Desk, DeskNow, WatchingDesk, page_router, place_of
 from kvrun.console.frame import LAUNCHERS, section_page
 from kvrun.console.live import stream
+from kvrun.deployments.errors import DeploymentNotFoundError
 from kvrun.deployments.machine import Command, allowed
 from kvrun.deployments.model import Deployment, LauncherKind
-from kvrun.deployments.views import Overview, ReuseByTier
+from kvrun.deployments.service import PROCESSES
+from kvrun.deployments.views import Overview
 
 router = page_router()
 PLACE = "/workspaces/{workspace_id}/deployments/{deployment_id}"
+_FEW_USERS = 10
 _POINTS = 200
 """Of the line of new requests: five minutes."""
 _ACTS = (
@@ -47,7 +51,7 @@ def get_overview(desk: DeskNow, workspace_id: WorkspaceId, deployment_id: Deploy
         "overview.html",
         live=True,
         view=view,
-        parts=_parts(view.reuse),
+        parts=_parts(view),
         history=[],
         acts=_acts(desk, found),
         may_make_keys=desk.may(Permission.KEYS, workspace_id),
@@ -61,8 +65,9 @@ def get_cache(desk: DeskNow, workspace_id: WorkspaceId, deployment_id: Deploymen
     workspace = desk.workspace(workspace_id)
     found = desk.deployment(Permission.VIEW, workspace_id, deployment_id)
     view = desk.services.views.cache(found.id)
+    users = None if found.read_only else desk.services.views.users(found.id, per_page=_FEW_USERS)
     return section_page(
-        desk, workspace, found, "cache", "deployment_cache.html", live=True, view=view
+        desk, workspace, found, "cache", "deployment_cache.html", live=True, view=view, users=users
     )
 
 
@@ -87,6 +92,34 @@ def get_settings(desk: DeskNow, workspace_id: WorkspaceId, deployment_id: Deploy
         may_delete=may_deploy and may_end and deletable,
         attached=attached,
         errors={},
+    )
+
+
+@router.get(PLACE + "/logs")
+def get_logs(
+    desk: DeskNow,
+    workspace_id: WorkspaceId,
+    deployment_id: DeploymentId,
+    process: Annotated[str, Query(max_length=20)] = "up",
+) -> Response:
+    """The end of what a process of the deployment printed; not the audit log."""
+    workspace = desk.workspace(workspace_id)
+    found = desk.deployment(Permission.DEPLOY, workspace_id, deployment_id)
+    if process not in PROCESSES:
+        raise NotFoundError("there is no such process")
+    try:
+        text = desk.services.deployments.logs(found.id, process)
+    except DeploymentNotFoundError:
+        text = ""  # it has printed nothing yet
+    return section_page(
+        desk,
+        workspace,
+        found,
+        "settings",
+        "deployment_logs.html",
+        process=process,
+        processes=PROCESSES,
+        text=text,
     )
 
 
@@ -122,7 +155,7 @@ def _fragments(
     }
     sent = {"state": desk.pages.text("deployment_state.html", values)}
     if view is not None:
-        numbers = {**values, "view": view, "parts": _parts(view.reuse), "history": history}
+        numbers = {**values, "view": view, "parts": _parts(view), "history": history}
         sent["numbers"] = desk.pages.text("overview_numbers.html", numbers)
         sent["facts"] = desk.pages.text("overview_facts.html", {**values, "view": view})
         acts = {**values, "acts": _acts(desk, found)}
@@ -142,11 +175,12 @@ def _new_requests(counts: Sequence[int]) -> list[int]:
     return [max(0, after - before) for before, after in pairwise(counts)]
 
 
-def _parts(reuse: ReuseByTier | None) -> list[Part]:
+def _parts(view: Overview) -> list[Part]:
     """Where prompt tokens came from, as parts of a bar."""
+    reuse = view.reuse
     if reuse is None:
         return []
-    tiers = (("GPU memory", reuse.gpu_tokens), ("Memory tier", reuse.memory_tokens),
+    tiers = ((view.engine_memory, reuse.gpu_tokens), ("Memory tier", reuse.memory_tokens),
              ("Persistent tier", reuse.disk_tokens), ("Storage", reuse.object_tokens))  # fmt: skip
     parts = [Part(name, tokens, number) for number, (name, tokens) in enumerate(tiers)]
     computed = max(0, reuse.prompt_tokens - sum(tokens for _, tokens in tiers))

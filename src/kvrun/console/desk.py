@@ -30,13 +30,14 @@ from kvrun.errors import KvrunError
 
 SAID: Mapping[str, str] = {
     "created": "The deployment was made. Start it when you are ready.",
-    "started": "Starting. The page says when it runs.",
-    "stopped": "Stopping.",
-    "restarted": "Restarting.",
-    "rebuilt": "A new instance is being made; it starts warm from what is stored.",
-    "drained": "Draining: no new requests; it stops when the last one is done.",
+    "started": "It was asked to start. Its state is shown below.",
+    "stopped": "It was asked to stop. Its state is shown below.",
+    "restarted": "It was asked to restart. Its state is shown below.",
+    "rebuilt": "A new instance was asked for; it starts warm from what is stored.",
+    "drained": "It was asked to drain: no new requests; it stops when the last one is done.",
     "deleted": "Deleted. The log, the certificates and this record stay.",
     "collected": "Collected and verified.",
+    "policy-look": "The repository is looked at within seconds, where the deployment runs.",
     "acknowledged": "Acknowledged. The reason is on record.",
     "member": "The member was added.",
     "role": "The role was changed.",
@@ -52,8 +53,12 @@ SAID: Mapping[str, str] = {
     "finetune-deleted": "The weights are deleted. The evaluation stays on record.",
     "finetune-cancelled": "It stops after its current step.",
     "refused": "Refused. Nothing is erased.",
+    "labelled": "It is said of this user from now on.",
 }
 """What a page says after a change; the address names one of these, never a text."""
+
+_MAX_FIELDS = 2000
+"""The plan of one person's erasure has a field for each deployment."""
 
 _LOCAL = re.compile(r"/(?![/\\])[\x21-\x5b\x5d-\x7e]*")
 
@@ -174,7 +179,7 @@ def _desk(request: Request, services: Services, *, note_use: bool) -> Desk:
 
 async def read_form(request: Request) -> Form:
     """The fields that were sent; files are none."""
-    async with request.form(max_files=0, max_fields=200) as sent:
+    async with request.form(max_files=0, max_fields=_MAX_FIELDS) as sent:
         lists: dict[str, list[str]] = {}
         for name, value in sent.multi_items():
             if isinstance(value, str):
@@ -285,8 +290,10 @@ _TITLES = {
 }
 _MENU = (
     (Permission.WHOIS, "where", "Where is this user?"),
+    (Permission.ERASE_WIDE, "erase", "Erase many users"),
     (Permission.CERTIFICATES, "certificates", "Certificates"),
     (Permission.EVIDENCE, "evidence", "Evidence"),
+    (Permission.VIEW, "policies", "Policies"),
     (Permission.VIEW, "storage", "Storage"),
     (Permission.VIEW, "finetunes", "Fine-tunes"),
     (Permission.VIEW, "alerts", "Alerts"),

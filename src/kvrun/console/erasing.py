@@ -12,7 +12,6 @@ from kvrun.accounts.permissions import Permission
 from kvrun.api import erasures
 from kvrun.api.certificates import attachment
 from kvrun.api.dependencies import DeploymentId, WorkspaceId
-from kvrun.api.erasures import Reasons
 from kvrun.console import words
 from kvrun.console.desk import (
     ChangeNow,
@@ -28,6 +27,7 @@ from kvrun.console.forms import Form
 from kvrun.console.frame import section_page
 from kvrun.console.live import stream
 from kvrun.console.progress import Step, progress
+from kvrun.console.reasons import read_reasons, require_sure
 from kvrun.console.runs import Certified, Result, Run
 from kvrun.deployments.model import Deployment
 from kvrun.erasure.certificate import RequestKind
@@ -87,11 +87,8 @@ def post_erase(
     scope = _scope(form)
     if scope is None:
         return _form(desk, workspace_id, found, form)
-    reasons = Reasons(
-        form.text("reference", "The reference"), form.text("legal_basis", "The legal basis")
-    )
-    if not form.flag("sure") and not form.errors:
-        form.errors["sure"] = "Confirm that it cannot be undone."
+    reasons = read_reasons(form)
+    require_sure(form)
     if form.errors:
         return _plan(desk, workspace_id, found, scope, form)
     confirm = form.values.get("confirm", "")[:512]
@@ -113,7 +110,7 @@ def get_run(
 ) -> Response:
     """How far an erasure or deletion has come, and what came of it."""
     found = desk.deployment(Permission.VIEW, workspace_id, deployment_id)
-    run = desk.runs.find(desk.actor, found.id, run_id)
+    run = desk.runs.find(desk.actor, found.id, run_id).as_it_is()
     return section_page(
         desk,
         desk.workspace(workspace_id),
@@ -135,9 +132,10 @@ def get_run_events(
     run = desk.runs.find(desk.actor, found.id, run_id)
 
     def fragments() -> Mapping[str, str]:
+        seen = run.as_it_is()
         values = {
-            "run": run,
-            "steps": _steps(desk, found.id, run),
+            "run": seen,
+            "steps": _steps(desk, found.id, seen),
             "place": place_of(found),
             "base": base_of(workspace_id),
         }
@@ -202,7 +200,9 @@ def _plan(
         desk.services, desk.actor, found.id
     )
     # A word that was given belongs to the plan that it was given for.
-    agreed = _agreed(desk, workspace_id, found.id) if second else ""
+    agreed = erasures.Agreed()
+    if second:
+        agreed = erasures.agreed(desk.services, desk.actor, found.id)
     return section_page(
         desk,
         desk.workspace(workspace_id),
@@ -212,9 +212,10 @@ def _plan(
         status=422 if form.errors else 200,
         what=_what(scope),
         plan=plan,
-        confirm=agreed or plan.token,
+        confirm=agreed.token or plan.token,
         needs_approval=second,
-        approved=bool(agreed),
+        approved=bool(agreed.token),
+        outgrown=agreed.outgrown,
         classes=CLASSES,
         values={
             **form.values,
@@ -224,21 +225,6 @@ def _plan(
         },
         errors=form.errors,
     )
-
-
-def _agreed(desk: Desk, workspace_id: str, deployment_id: str) -> str:
-    """The token of the plan to which a second person agreed; empty where there is none."""
-    now = desk.services.now()
-    for item in desk.services.accounts.list_approvals(desk.actor, workspace_id):
-        usable = item.agreed and item.taken_at is None and item.expires_at > now
-        if (
-            usable
-            and item.deployment_id == deployment_id
-            and item.operation == erasures.ERASE_DEPLOYMENT
-            and item.person_id == desk.actor.person
-        ):
-            return item.plan
-    return ""
 
 
 def _what(scope: ErasureScope) -> str:

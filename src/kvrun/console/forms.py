@@ -82,7 +82,7 @@ class Form:
             self.errors[name] = f'{label} is a size such as "512MiB", "2GiB" or "10GB".'
             return None
 
-    def labels(self, name: str) -> dict[str, str]:
+    def pairs(self, name: str, label: str) -> dict[str, str]:
         """Lines ``name=value``."""
         found: dict[str, str] = {}
         for line in self._values.get(name, "")[:MAX_TEXT].splitlines():
@@ -90,7 +90,7 @@ class Form:
                 continue
             key, equals, value = line.partition("=")
             if not equals or not key.strip():
-                self.errors[name] = f"Labels are lines like team=search; {line[:40]!r} is not."
+                self.errors[name] = f"{label} are lines like name=value; {line[:40]!r} is not."
                 return {}
             found[key.strip()] = value.strip()
         return found

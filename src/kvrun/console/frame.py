@@ -49,6 +49,7 @@ def frame(
         "gone": found.read_only,
         "live": live and not found.read_only,
         "launchers": LAUNCHERS,
+        "root_warning": desk.services.views.root_warning(found),
     }
 
 

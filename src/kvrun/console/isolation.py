@@ -9,6 +9,7 @@ from fastapi import Response
 from kvrun.accounts.permissions import Permission
 from kvrun.api import isolation
 from kvrun.api.dependencies import DeploymentId, WorkspaceId
+from kvrun.api.isolation_schedule import schedule_of
 from kvrun.console.desk import ChangeNow, Desk, DeskNow, go, page_router, place_of
 from kvrun.console.frame import section_page
 from kvrun.console.runs import Certified, Result
@@ -42,6 +43,7 @@ def get_isolation(
         results=isolation.results(desk.services, desk.actor, found.id)[:_SHOWN],
         may_run=_may_run(desk, found),
         may_restart=found.launcher is LauncherKind.LOCAL,
+        schedule=schedule_of(desk.services, found.id),
         folder=f"deployments/{found.id}/{FOLDER_NAME}/",
         object_address=f"/api/v1/workspaces/{quote(workspace_id, safe='')}/storage/object",
     )

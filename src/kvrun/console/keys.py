@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from fastapi import Response
 
 from kvrun.accounts.actor import Scope
+from kvrun.accounts.errors import ConflictError
 from kvrun.accounts.permissions import Permission, allowed_scopes, require
 from kvrun.api.dependencies import ItemId, WorkspaceId
 from kvrun.console.desk import ChangeNow, Desk, DeskNow, base_of, go, page_router
@@ -17,6 +18,13 @@ router = page_router()
 _KEYS = "/workspaces/{workspace_id}/keys"
 _DAY_S = 86_400
 _LONGEST_DAYS = 3650
+_OVERLAPS: Mapping[str, str] = {
+    "0": "ends now",
+    "3600": "goes on for an hour",
+    str(_DAY_S): "goes on for a day",
+    str(7 * _DAY_S): "goes on for seven days",
+    str(30 * _DAY_S): "goes on for thirty days",
+}
 _SCOPES: Mapping[Scope, str] = {
     Scope.INFER: "Send requests to deployments.",
     Scope.ERASE: "Erase sessions and users, and get the certificate.",
@@ -64,6 +72,23 @@ def post_key(change: ChangeNow, workspace_id: WorkspaceId) -> Response:
     return _page(desk, workspace_id, form, secret=secret)
 
 
+@router.post(_KEYS + "/{key_id}/rotate")
+def post_rotate(change: ChangeNow, workspace_id: WorkspaceId, key_id: ItemId) -> Response:
+    """Make a key's successor; its secret is on this one page and nowhere else."""
+    desk, form = change.desk, change.form
+    overlap = form.choice("overlap", "how long the old key goes on", _OVERLAPS)
+    if form.errors:
+        return _page(desk, workspace_id, Form({}, {}), problem=form.errors["overlap"])
+    try:
+        made, secret = desk.services.accounts.rotate_key(
+            desk.actor, workspace_id, key_id, overlap_s=int(overlap)
+        )
+    except ConflictError as error:
+        return _page(desk, workspace_id, Form({}, {}), problem=error.diagnostics())
+    said = f"{made.name} has a successor, with the same scopes. The old key {_OVERLAPS[overlap]}."
+    return _page(desk, workspace_id, Form({}, {}), secret=secret, said=said)
+
+
 @router.post(_KEYS + "/{key_id}/revoke")
 def post_revoke(change: ChangeNow, workspace_id: WorkspaceId, key_id: ItemId) -> Response:
     """End a key."""
@@ -71,7 +96,15 @@ def post_revoke(change: ChangeNow, workspace_id: WorkspaceId, key_id: ItemId) ->
     return go(f"{base_of(workspace_id)}/keys", "revoked")
 
 
-def _page(desk: Desk, workspace_id: str, form: Form, *, secret: str = "") -> Response:
+def _page(
+    desk: Desk,
+    workspace_id: str,
+    form: Form,
+    *,
+    secret: str = "",
+    said: str = "",
+    problem: str = "",
+) -> Response:
     accounts, actor = desk.services.accounts, desk.actor
     keys = accounts.list_keys(actor, workspace_id)
     deployments = desk.services.listed(actor, workspace_id)
@@ -89,6 +122,9 @@ def _page(desk: Desk, workspace_id: str, form: Form, *, secret: str = "") -> Res
         keys=sorted(keys, key=lambda item: (not item.active, item.name)),
         names={item.id: item.spec.name for item in deployments},
         secret=secret,
+        made=said,
+        problem=problem,
+        overlaps=list(_OVERLAPS.items()),
         scopes=[(item.value, text) for item, text in _SCOPES.items() if item in allowed],
         chosen=form.choices("scopes", Scope),
         for_options=[
@@ -100,5 +136,5 @@ def _page(desk: Desk, workspace_id: str, form: Form, *, secret: str = "") -> Res
         may_manage=may_manage,
         values=form.values,
         errors=form.errors,
-        status=422 if form.errors else 200,
+        status=422 if form.errors or problem else 200,
     )

@@ -6,7 +6,7 @@ import logging
 import secrets
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kvrun.accounts.actor import Actor
 from kvrun.accounts.errors import ConflictError, NotFoundError
@@ -62,6 +62,10 @@ class Run:
     def done(self) -> bool:
         """Whether it ended, well or not."""
         return self.result is not None or bool(self.error)
+
+    def as_it_is(self) -> Run:
+        """A copy that stays as it is now: parts of a page made from it do not contradict."""
+        return replace(self)
 
     @property
     def said(self) -> str:

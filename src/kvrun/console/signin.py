@@ -4,10 +4,13 @@ from typing import Annotated
 from urllib.parse import urlsplit
 
 from fastapi import Query, Request, Response
+from fastapi.exceptions import RequestValidationError
 from starlette.responses import RedirectResponse
 
-from kvrun.accounts.errors import AccountsError, UnauthenticatedError
+from kvrun.accounts.errors import AccountsError, ForbiddenError, UnauthenticatedError
+from kvrun.api import cookies
 from kvrun.api.dependencies import ServicesNow, read_session
+from kvrun.api.problems import request_id_of, status_of
 from kvrun.api.routes.sign_in import end_session, sign_in_with_link
 from kvrun.api.services import Services
 from kvrun.console.desk import (
@@ -20,6 +23,7 @@ from kvrun.console.desk import (
     page_router,
     pages_of,
 )
+from kvrun.errors import KvrunError
 
 router = page_router()
 _Next = Annotated[str, Query(max_length=1000)]
@@ -66,6 +70,23 @@ def post_sign_out(change: ChangeNow) -> Response:
     """Sign this browser out."""
     answer = RedirectResponse("/sign-in?said=signed-out", status_code=303)
     end_session(change.desk.request, answer, change.desk.services)
+    return answer
+
+
+def failed(request: Request, error: KvrunError | RequestValidationError) -> Response:
+    """What went wrong on the way to the identity provider and back, and what to do next."""
+    message, hint, status = "the identity provider's answer cannot be read", "", 422
+    if isinstance(error, KvrunError):
+        message, hint, status = error.message, error.hint or "", status_of(error)
+    values = {
+        "message": message[:1].upper() + message[1:],
+        "hint": hint,
+        "no_role": isinstance(error, ForbiddenError),
+        "request_id": request_id_of(request),
+    }
+    answer = pages_of(request).answer("sign_in_failed.html", values, status=status)
+    services: Services = request.app.state.services
+    cookies.drop_flow(answer, services.settings)
     return answer
 
 

@@ -41,7 +41,7 @@ def get_user(
     desk: DeskNow, workspace_id: WorkspaceId, deployment_id: DeploymentId, tenant_ref: _Ref
 ) -> Response:
     """A user's sessions, by reference."""
-    return _user(desk, workspace_id, deployment_id, tenant_ref, Form({}, {}))
+    return user_page(desk, workspace_id, deployment_id, tenant_ref, Form({}, {}))
 
 
 @router.post(_USERS + "/{tenant_ref}")
@@ -49,7 +49,7 @@ def post_user(
     change: ChangeNow, workspace_id: WorkspaceId, deployment_id: DeploymentId, tenant_ref: _Ref
 ) -> Response:
     """A user's sessions with their ids, for a reason."""
-    return _user(change.desk, workspace_id, deployment_id, tenant_ref, change.form)
+    return user_page(change.desk, workspace_id, deployment_id, tenant_ref, change.form)
 
 
 def _users(desk: Desk, workspace_id: str, deployment_id: str, form: Form) -> Response:
@@ -71,12 +71,14 @@ def _users(desk: Desk, workspace_id: str, deployment_id: str, form: Form) -> Res
         errors=form.errors,
         may_reveal=desk.may(Permission.WHOIS, workspace_id, found.id),
         may_erase=desk.may(Permission.ERASE, workspace_id, found.id) and not found.read_only,
+        may_label=desk.may(Permission.SETTINGS, workspace_id, found.id) and not found.read_only,
     )
 
 
-def _user(
+def user_page(
     desk: Desk, workspace_id: str, deployment_id: str, tenant_ref: str, form: Form
 ) -> Response:
+    """One user's page: sessions, and what is said of them; their ids for a reason."""
     reveal = form.text("reveal", "The reason", limit=300)
     found = desk.deployment(Permission.WHOIS, workspace_id, deployment_id)
     sessions = desk.services.views.sessions(found.id, tenant_ref, reveal=reveal)
@@ -94,7 +96,11 @@ def _user(
         tenant=tenant,
         sessions=sessions,
         reveal=reveal,
+        note=desk.services.deployments.tenants.of(found.id, [tenant_ref]).get(tenant_ref),
+        values=form.values,
         errors=form.errors,
         may_reveal=True,
         may_erase=desk.may(Permission.ERASE, workspace_id, found.id) and not found.read_only,
+        may_label=desk.may(Permission.SETTINGS, workspace_id, found.id) and not found.read_only,
+        status=422 if form.errors else 200,
     )

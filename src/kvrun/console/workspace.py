@@ -7,11 +7,13 @@ from collections.abc import Mapping
 from fastapi import Response
 
 from kvrun.accounts.permissions import Permission, require
+from kvrun.accounts.records import Approval
 from kvrun.api import alerts
 from kvrun.api.alerts import AlertEntry
 from kvrun.api.dependencies import ItemId, WorkspaceId
 from kvrun.console.desk import ChangeNow, Desk, DeskNow, base_of, go, page_router
 from kvrun.console.forms import Form
+from kvrun.console.wide import what
 from kvrun.control.alerts import AlertKind
 from kvrun.errors import KvrunError
 
@@ -31,6 +33,7 @@ _TITLES: Mapping[AlertKind, str] = {
     AlertKind.OMISSION: "Requests were served that the log does not show",
     AlertKind.WITNESS_REFUSED: "A witness refuses the log",
     AlertKind.OWNER_LINK_USED: "Somebody signed in with the owner link",
+    AlertKind.ISOLATION_FAILED: "An isolation self-test failed",
 }
 
 
@@ -67,6 +70,8 @@ def post_acknowledge(change: ChangeNow, workspace_id: WorkspaceId) -> Response:
 def get_approvals(desk: DeskNow, workspace_id: WorkspaceId) -> Response:
     """Who asks for a second person's word."""
     accounts = desk.services.accounts
+    listed = desk.services.listed(desk.actor, workspace_id)
+    names = {item.id: item.spec.name for item in listed}
     people = {item.user_id: item.name for item in accounts.list_members(desk.actor, workspace_id)}
     return desk.page(
         "approvals.html",
@@ -74,7 +79,7 @@ def get_approvals(desk: DeskNow, workspace_id: WorkspaceId) -> Response:
         "approvals",
         approvals=accounts.list_approvals(desk.actor, workspace_id),
         people=people,
-        names={item.id: item.spec.name for item in desk.services.listed(desk.actor, workspace_id)},
+        what_of=lambda item: _wanted(item, names),
         now=desk.services.now(),
     )
 
@@ -114,6 +119,13 @@ def post_delete(change: ChangeNow, workspace_id: WorkspaceId) -> Response:
         form.errors["name"] = error.diagnostics()
         return _settings(desk, workspace_id, form)
     return go("/workspaces")
+
+
+def _wanted(item: Approval, names: Mapping[str, str]) -> str:
+    """What somebody asks to be agreed to."""
+    if item.deployment_id is not None:
+        return f"Erase everything in {names.get(item.deployment_id, item.deployment_id)}"
+    return f"Erase {what(item.operation.removeprefix('erase_'), item.subject)}"
 
 
 def _alerts(desk: Desk, workspace_id: str, errors: Mapping[str, str]) -> Response:

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from kvrun.audit.record import format_time
-from kvrun.audit.segment import replace_file
+from kvrun.durable import replace_private_file
 from kvrun.errors import KvrunError
 
 _FILE = "alert.json"
@@ -44,6 +44,7 @@ class AlertKind(StrEnum):
     WITNESS_REFUSED = "witness_refused"
     OMISSION = "omission"
     OWNER_LINK_USED = "owner_link_used"
+    ISOLATION_FAILED = "isolation_failed"
 
 
 class UnknownAlertError(KvrunError):
@@ -143,12 +144,12 @@ class AlertBook:
         folder = self.place(alert.id)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for name, content in (evidence.files if evidence else {}).items():
-            replace_file(folder / name, content)
+            replace_private_file(folder / name, content)
         if evidence is not None and evidence.proof is not None:
-            replace_file(folder / "proof.json", _pretty(evidence.proof))
+            replace_private_file(folder / "proof.json", _pretty(evidence.proof))
         files = sorted(path.name for path in folder.iterdir() if path.name != _FILE)
         saved = msgspec.structs.replace(alert, files=files)
-        replace_file(folder / _FILE, _pretty(saved))
+        replace_private_file(folder / _FILE, _pretty(saved))
         return saved
 
     def acknowledge(self, alert_id: str, reason: str, now: float) -> Alert:

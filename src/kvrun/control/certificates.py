@@ -2,30 +2,36 @@
 
 A deployment makes its certificates in its data folder. Each is copied as it is to
 ``<workspace>/deployments/<deployment>/certificates/<id>.json``, and nothing there is ever replaced.
-What is there is remembered, so a round reads only new ones; now and then it looks whether all of
-them are still there.
+Beside it, ``<id>.log-proof`` shows it in the control plane's own log. What is there is remembered,
+so a round reads only new ones; now and then it looks whether all of them are still there.
 """
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 
 import msgspec
 
-from kvrun.audit.segment import replace_file
 from kvrun.config.layout import storage_prefix
+from kvrun.durable import replace_private_file
 from kvrun.erasure.archive import FOLDER_NAME, CertificateArchive
 from kvrun.erasure.certificate import decode_statement
 from kvrun.erasure.document import MAX_CERTIFICATE_BYTES, parse_certificate, payload_of
 from kvrun.erasure.errors import CertificateFormatError, ErasureError
+from kvrun.erasure.logproof import LogInclusion, make_log_proof, parse_log_proof
 from kvrun.storage import ObjectExistsError, ObjectMissingError, Storage
 
 LOOK_EVERY_S = 3600.0
-_OBJECT = re.compile(r"([A-Za-z0-9_-]{1,64})\.json")
+_log = logging.getLogger(__name__)
+_OBJECT = re.compile(r"([A-Za-z0-9_-]{1,64})(\.json|\.log-proof)")
+_CERTIFICATE, _PROOF = ".json", ".log-proof"
+# Each proof hashes the whole log; the rest follows with the next rounds.
+_PROVEN_AT_ONCE = 20
 
 
 class StoredCertificate(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,6 +90,41 @@ class CertificateShelf:
             self._save(known)
         return done
 
+    def prove(
+        self,
+        archive: CertificateArchive,
+        certify: Callable[[Mapping[str, str]], Mapping[str, LogInclusion]],
+    ) -> None:
+        """Put the proof that the control plane's log has it beside each certificate without one.
+
+        Only of those that the deployment made and has in ``archive``: what else lies in Storage is
+        anybody's word. ``certify`` puts certificates, by id with the digests of their statements,
+        on record there, each once. Some at a time. The caller is alone here. Raises StorageError,
+        and what ``certify`` does.
+        """
+        known = self._load()
+        waiting = known.certificates.keys() & set(archive.ids()) - known.proven
+        new = sorted(
+            one
+            for one in waiting
+            if _payload(archive.get(one) or b"") == known.certificates[one].digest
+        )[:_PROVEN_AT_ONCE]
+        if not new:
+            return
+        proofs = certify({one: known.certificates[one].digest for one in new})
+        try:
+            for certificate_id, inclusion in proofs.items():
+                name = self._name(certificate_id, _PROOF)
+                digest = known.certificates[certificate_id].digest
+                try:
+                    self._storage.create(name, make_log_proof(inclusion))
+                except ObjectExistsError:  # where a crash came in between, it is there
+                    if not _proves(self._read(certificate_id, _PROOF), digest):
+                        _log.error("%s in Storage is not the proof that was made", name)
+                known.proven.add(certificate_id)
+        finally:
+            self._save(known)
+
     def find(self, reference: str = "") -> list[StoredCertificate]:
         """What is in Storage, oldest first; only those with ``reference``, if one is given.
 
@@ -101,7 +142,7 @@ class CertificateShelf:
 
     def get(self, certificate_id: str) -> bytes:
         """A certificate as it is stored. Raises ErasureError where there is none, StorageError."""
-        data = self._read(certificate_id) if _OBJECT.fullmatch(f"{certificate_id}.json") else None
+        data = self._read(certificate_id)
         if data is None:
             raise ErasureError(
                 f"{self._storage.where} has no certificate {certificate_id[:64]!r} of this"
@@ -110,9 +151,17 @@ class CertificateShelf:
             )
         return data
 
+    def proof(self, certificate_id: str) -> bytes | None:
+        """The proof that the control plane's log has the certificate; None before it is there.
+
+        Raises StorageError.
+        """
+        return self._read(certificate_id, _PROOF)
+
     def _look(self, known: _Index, archive: CertificateArchive, done: Shelved) -> None:
         """Find what came from elsewhere, and what is gone."""
         there = set(self._names())
+        known.proven &= set(self._names(_PROOF))
         for certificate_id in sorted(there - known.certificates.keys()):
             stored = _described(certificate_id, self._read(certificate_id))
             own = archive.get(certificate_id)
@@ -150,18 +199,21 @@ class CertificateShelf:
                 return
         known.certificates[certificate_id] = stored
 
-    def _names(self) -> Iterator[str]:
+    def _names(self, suffix: str = _CERTIFICATE) -> Iterator[str]:
         for item in self._storage.list(self.folder):
             match = _OBJECT.fullmatch(item.name.removeprefix(f"{self.folder}/"))
-            if match:
+            if match and match[2] == suffix:
                 yield match[1]
 
-    def _name(self, certificate_id: str) -> str:
-        return f"{self.folder}/{certificate_id}.json"
+    def _name(self, certificate_id: str, suffix: str = _CERTIFICATE) -> str:
+        return f"{self.folder}/{certificate_id}{suffix}"
 
-    def _read(self, certificate_id: str) -> bytes | None:
+    def _read(self, certificate_id: str, suffix: str = _CERTIFICATE) -> bytes | None:
+        if not _OBJECT.fullmatch(f"{certificate_id}{suffix}"):
+            return None
+        name = self._name(certificate_id, suffix)
         try:
-            return self._storage.get_range(self._name(certificate_id), 0, MAX_CERTIFICATE_BYTES + 1)
+            return self._storage.get_range(name, 0, MAX_CERTIFICATE_BYTES + 1)
         except ObjectMissingError:
             return None
 
@@ -176,12 +228,13 @@ class CertificateShelf:
         data = msgspec.json.encode(known, order="sorted") + b"\n"
         if not self._index.exists() or self._index.read_bytes() != data:
             self._index.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            replace_file(self._index, data)
+            replace_private_file(self._index, data)
 
 
 class _Index(msgspec.Struct):
     looked_at: float = 0.0
     certificates: dict[str, StoredCertificate] = {}
+    proven: set[str] = set()
 
 
 def _described(certificate_id: str, data: bytes | None) -> StoredCertificate | None:
@@ -202,6 +255,13 @@ def _described(certificate_id: str, data: bytes | None) -> StoredCertificate | N
         keys=len(statement.keys),
         digest=sha256(payload).hexdigest(),
     )
+
+
+def _proves(data: bytes | None, digest: str) -> bool:
+    try:
+        return parse_log_proof(data or b"").record.digest == digest
+    except CertificateFormatError:
+        return False
 
 
 def _payload(data: bytes) -> str:

@@ -16,7 +16,7 @@ def store_rest(plane: ControlPlane) -> None:
     else there.
     """
     with plane.hold():
-        storage = plane.storage()
+        storage = plane.log_storage()
         for item in plane.memory.all():
             if item.seen.size > item.stored.size and not item.alert and not item.retired:
                 _store(CollectedLog.of(storage, item), item, plane)

@@ -10,8 +10,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from kvrun.audit.checkpoint import cosign_checkpoint
 from kvrun.audit.note import COSIGNATURE_V1, VerifierKey, parse_verifier_key
-from kvrun.audit.segment import replace_file
 from kvrun.config.layout import DataLayout
+from kvrun.durable import replace_private_file
 from kvrun.keys.signing import KeyPurpose, SigningRing
 
 VERIFIER_KEYS = "collector.vkey"
@@ -55,5 +55,7 @@ def open_cosigner(layout: DataLayout, now: Callable[[], float]) -> Cosigner:
             others = tuple(item for item in known if item is not key)
             return Cosigner(key.name, private_key, now, others)
     signer = Cosigner(f"{socket.gethostname()}/collector", private_key, now, tuple(known))
-    replace_file(path, "".join(f"{line}\n" for line in [*lines, signer.key.text()]).encode())
+    replace_private_file(
+        path, "".join(f"{line}\n" for line in [*lines, signer.key.text()]).encode()
+    )
     return signer

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import msgspec
 
-from kvrun.audit.segment import replace_file
 from kvrun.control.alerts import AlertKind
 from kvrun.control.collector import CollectReport
 from kvrun.control.plane import ControlPlane
 from kvrun.control.reconcile import Finding, Sample, continues, most_missing, reconcile
 from kvrun.control.remembered import log_folder
+from kvrun.durable import replace_private_file
 
 
 class _Noted(msgspec.Struct, frozen=True):
@@ -67,7 +67,7 @@ class Counting:
         if oldest is None or not continues(self._end, noted.sample):
             oldest, reported = noted, False
         begins = _Begun(noted, oldest, reported or bool(findings))
-        replace_file(path, msgspec.json.encode(begins))
+        replace_private_file(path, msgspec.json.encode(begins))
         remembered = self._plane.memory.find(report.log)
         for finding in findings:
             if remembered is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -18,6 +18,8 @@ from kvrun.audit.settings import AuditLimits
 from kvrun.audit.writer import AuditLog
 from kvrun.config.layout import DataLayout
 from kvrun.control.remembered import RememberedLog
+from kvrun.erasure.certified import CertifiedRecords
+from kvrun.erasure.logproof import LogInclusion
 from kvrun.keys.signing import KeyPurpose, SigningRing
 
 _LIMITS = AuditLimits(segment_bytes=2**20)
@@ -91,23 +93,56 @@ class ControlJournal:
             )
         )
 
+    def certify(self, deployment: str, digests: Mapping[str, str]) -> dict[str, LogInclusion]:
+        """Have certificates of a deployment on record, each once; the proof of each.
+
+        ``digests``: by certificate id the digest (hex) of its statement. The log is held until they
+        are on record, and not while proofs are made. Raises AuditError.
+        """
+        records = CertifiedRecords(self.folder)
+        log, signer = self._open()
+        try:
+            _read_on(records)
+            new = [
+                AuditEvent(
+                    event=Event.CERTIFIED,
+                    request_id=certificate_id,
+                    workspace=self.workspace,
+                    deployment=deployment,
+                    digest=digest,
+                )
+                for certificate_id, digest in digests.items()
+                if not records.holds(digest)
+            ]
+            if new:
+                log.append_durable(*new)
+            note = log.sign_checkpoint()
+            _read_on(records)
+        finally:
+            log.close()
+        return {
+            certificate_id: records.inclusion(digest, note, signer.key)
+            for certificate_id, digest in digests.items()
+        }
+
     def _write(self, entry: AuditEvent) -> None:
-        log = self._open()
+        log, _ = self._open()
         try:
             log.append_durable(entry)
         finally:
             log.close()
 
-    def _open(self) -> AuditLog:
+    def _open(self) -> tuple[AuditLog, Ed25519Signer]:
         log_id = self._log_id()
         ring = SigningRing(self.layout.control / "signing", now=self.now)
         signer = Ed25519Signer(log_id, ring.load_or_create(KeyPurpose.CHECKPOINT).private_key)
         deadline = time.monotonic() + _WAIT_S
         while True:
             try:
-                return AuditLog.open(
+                log = AuditLog.open(
                     self.folder, log_id=log_id, signer=signer, now=self.now, limits=_LIMITS
                 )
+                return log, signer
             except AuditLogBusyError:
                 if time.monotonic() > deadline:
                     raise
@@ -119,6 +154,11 @@ class ControlJournal:
         if path.exists():
             return parse_checkpoint(parse_note(path.read_bytes()).text).origin
         return f"{self.workspace}/control/{socket.gethostname()}"
+
+
+def _read_on(records: CertifiedRecords) -> None:
+    for _ in records.read_on():
+        pass
 
 
 def printable(text: str) -> str:

@@ -18,12 +18,13 @@ from kvrun.control.collector import Collector, Target
 from kvrun.control.cosigner import open_cosigner
 from kvrun.control.journal import ControlJournal
 from kvrun.control.remembered import Memory, log_folder
+from kvrun.control.retention import DAY_S
 from kvrun.control.sources import DaemonSource, FolderSource, LogSource
 from kvrun.control.witness import Witness, WitnessUnavailableError, open_witnesses
 from kvrun.erasure.archive import FOLDER_NAME, CertificateArchive
 from kvrun.errors import KvrunError
 from kvrun.filelock import FileTakenError, hold_file
-from kvrun.storage import Storage, open_storage
+from kvrun.storage import Patience, Storage, hold_objects, open_storage
 
 _WAIT_S = 30.0
 _POLL_S = 0.05
@@ -69,17 +70,32 @@ class ControlPlane:
         """Who raises and acknowledges alerts."""
         return Alarm(self.alerts, self.memory, self.journal, self.now)
 
-    def storage(self) -> Storage:
-        """The workspace's Storage. Raises StorageError."""
+    def storage(self, patience: Patience | None = None) -> Storage:
+        """The workspace's Storage; ``patience`` with an object store. Raises StorageError."""
         settings = self.config.storage
         if settings.url is None:
             return open_storage(f"file://{self.config.layout.storage_root}")
-        return open_storage(settings.url, settings.options)
+        return open_storage(settings.url, settings.options, patience)
+
+    def log_storage(self) -> Storage:
+        """The same for collected logs: what is stored is held for as long as they are kept, where
+        the bucket offers that. Raises StorageError."""
+        storage, settings = self.storage(), self.config.storage
+        keep_days = self.config.audit.retention_days
+        if settings.object_lock == "off" or not keep_days:
+            return storage
+        return hold_objects(
+            storage,
+            settings.options,
+            mode=settings.object_lock,
+            keep_s=keep_days * DAY_S,
+            now=self.now,
+        )
 
     def collector(self) -> Collector:
         """A collector; call it while the folder is held."""
         return Collector(
-            storage=self.storage(),
+            storage=self.log_storage(),
             memory=self.memory,
             alerts=self.alerts,
             journal=self.journal,
@@ -88,11 +104,12 @@ class ControlPlane:
             now=self.now,
         )
 
-    def certificates(self) -> CertificateShelf:
-        """The deployment's certificates in Storage. Raises StorageError."""
+    def certificates(self, storage: Storage | None = None) -> CertificateShelf:
+        """The deployment's certificates in Storage, opened anew if none is given. Raises
+        StorageError."""
         workspace, deployment = self.config.deployment.workspace, self.config.deployment.name
         index = self.folder / "certificates" / f"{log_folder(f'{workspace}/{deployment}')}.json"
-        return CertificateShelf(self.storage(), workspace, deployment, index)
+        return CertificateShelf(storage or self.storage(), workspace, deployment, index)
 
     @property
     def archive(self) -> CertificateArchive:

@@ -13,8 +13,9 @@ from pathlib import Path
 import msgspec
 
 from kvrun.audit.note import VerifierKey, parse_verifier_key
-from kvrun.audit.segment import TreePoint, replace_file, sync_folder
+from kvrun.audit.segment import TreePoint
 from kvrun.config.layout import folder_name
+from kvrun.durable import replace_private_file, sync_folder
 from kvrun.errors import KvrunError
 
 _FILE = "remembered"
@@ -102,7 +103,7 @@ class Memory:
         folder = self._of(remembered.log)
         folder.mkdir(mode=0o700, exist_ok=True)
         content = msgspec.json.encode(remembered, order="sorted") + b"\n"
-        replace_file(folder / _FILE, content + sha256(content).hexdigest().encode() + b"\n")
+        replace_private_file(folder / _FILE, content + sha256(content).hexdigest().encode() + b"\n")
 
     def put_aside(self, log: str) -> None:
         """Forget a log's history for collection, and keep the memory of it."""

@@ -6,13 +6,14 @@ from collections.abc import Callable
 
 import msgspec
 
-from kvrun.audit.segment import replace_file
 from kvrun.control.alerts import AlertKind
 from kvrun.control.collector import Collector, CollectOutcome, CollectReport
 from kvrun.control.counters import Counting
 from kvrun.control.plane import ControlPlane
 from kvrun.control.reconcile import Finding, Sample
 from kvrun.control.retention import Pruned, Retention
+from kvrun.durable import replace_private_file
+from kvrun.errors import KvrunError
 
 _PRUNE_EVERY_S = 3600.0
 
@@ -36,7 +37,8 @@ class RoundReport(msgspec.Struct, frozen=True, kw_only=True):
 def run_round(
     plane: ControlPlane, *, reason: str, count: Callable[[], Sample] | None = None
 ) -> RoundReport:
-    """Collect, reconcile, store certificates and prune once, alone on the control plane's folder.
+    """Collect, reconcile, store and prove certificates, and prune, once, alone on the control
+    plane's folder.
 
     ``count`` reads the counters of engine and gateway; without it nothing is compared.
 
@@ -60,8 +62,13 @@ def run_round(
 
 
 def _store_certificates(plane: ControlPlane) -> CertificatesReport:
-    done = plane.certificates().take(plane.archive, plane.now)
-    deployment = plane.config.deployment
+    shelf, deployment = plane.certificates(), plane.config.deployment
+    done = shelf.take(plane.archive, plane.now)
+    problems = [problem.detail for problem in done.problems]
+    try:
+        shelf.prove(plane.archive, lambda digests: plane.journal.certify(deployment.name, digests))
+    except (KvrunError, OSError) as error:  # the next round tries again
+        problems.append(f"certificates got no proof of the control plane's log: {error}")
     whose = (deployment.workspace, deployment.name)
     logs = (item for item in plane.memory.all() if (item.workspace, item.deployment) == whose)
     log = next(logs, None)
@@ -70,9 +77,7 @@ def _store_certificates(plane: ControlPlane) -> CertificatesReport:
             plane.alarm.warn(
                 AlertKind.STORED_DIFFERS, log, problem.detail, problem.files, about=problem.name
             )
-    return CertificatesReport(
-        stored=done.stored, problems=[problem.detail for problem in done.problems]
-    )
+    return CertificatesReport(stored=done.stored, problems=problems)
 
 
 def _prune(plane: ControlPlane, collector: Collector) -> list[Pruned]:
@@ -86,7 +91,7 @@ def _prune(plane: ControlPlane, collector: Collector) -> list[Pruned]:
     )
     days = plane.config.audit.retention_days
     done = [retention.prune(item, keep_days=days) for item in plane.memory.all()]
-    replace_file(noted, f"{plane.now()}\n".encode())
+    replace_private_file(noted, f"{plane.now()}\n".encode())
     return [item for item in done if item is not None]
 
 

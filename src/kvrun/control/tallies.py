@@ -12,10 +12,11 @@ from hashlib import sha256
 from pathlib import Path
 
 from kvrun.audit.errors import AuditError
-from kvrun.audit.segment import Manifest, replace_file
+from kvrun.audit.segment import Manifest
 from kvrun.audit.tally import Tallier, Tally, encode_tally, parse_tally
 from kvrun.control.follow import whole_lines
 from kvrun.control.remembered import log_folder
+from kvrun.durable import replace_private_file
 
 _PIECE_BYTES = 4 * 2**20
 _log = logging.getLogger(__name__)
@@ -71,6 +72,7 @@ class Tallies:
             tallier.feed(lines)
         tally = Tally(
             counts=tallier.counts,
+            decisions=tallier.decisions,
             file_bytes=size,
             first_seq=manifest.before.size,
             log=manifest.log,
@@ -85,7 +87,7 @@ class Tallies:
             )
         path = self._path(log, generation, manifest.before.size)
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        replace_file(path, encode_tally(tally, tallier.notable))
+        replace_private_file(path, encode_tally(tally, tallier.notable))
         return tally, tallier.notable
 
     def _path(self, log: str, generation: int, first_seq: int) -> Path:

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import msgspec
 
-from kvrun.audit.segment import replace_file
 from kvrun.config.alerts import AlertsSection
+from kvrun.config.secret_file import read_secret
 from kvrun.control.alerts import AlertBook
 from kvrun.control.notices import (
     Notice,
@@ -32,12 +32,12 @@ from kvrun.control.notices import (
 from kvrun.control.schedule import next_delay
 from kvrun.control.witness_errors import WitnessUnavailableError
 from kvrun.control.witness_http import HttpLimits, post
+from kvrun.durable import replace_private_file
 from kvrun.errors import KvrunError
 from kvrun.filelock import FileTakenError, hold_file
 
 _FILE = "webhook.json"
 _MAX_ANSWER_BYTES = 65_536
-_MIN_SECRET_BYTES = 16
 _log = logging.getLogger(__name__)
 
 
@@ -50,12 +50,6 @@ class WebhookError(KvrunError):
 
 class NoWebhookError(KvrunError):
     """There is nobody to tell."""
-
-    exit_code = 2
-
-
-class WebhookSecretError(KvrunError):
-    """The file with the signing secret cannot be used."""
 
     exit_code = 2
 
@@ -114,7 +108,7 @@ class Webhook:
     def deliver(self) -> Delivery:
         """Send what is due now; one pass at a time over all processes.
 
-        Raises WebhookSecretError, or KvrunError where an alert cannot be read. A receiver that does
+        Raises SecretFileError, or KvrunError where an alert cannot be read. A receiver that does
         not take a message is no error: the report says so, and when it is tried again.
         """
         if self.settings.webhook_url is None:
@@ -178,7 +172,7 @@ class Webhook:
 
     def try_out(self) -> str:
         """Send a message that is about no alert; who took it. Raises WebhookError,
-        WebhookSecretError and, where no webhook is configured, NoWebhookError."""
+        SecretFileError and, where no webhook is configured, NoWebhookError."""
         if self.settings.webhook_url is None:
             raise NoWebhookError(
                 "no webhook is configured", hint="Set alerts.webhook_url in kvrun.toml."
@@ -238,26 +232,14 @@ class Webhook:
             return Outbox()
 
     def _save(self, outbox: Outbox) -> Outbox:
-        replace_file(self.folder / _FILE, msgspec.json.encode(outbox, order="sorted") + b"\n")
+        replace_private_file(
+            self.folder / _FILE, msgspec.json.encode(outbox, order="sorted") + b"\n"
+        )
         return outbox
 
     def _secret(self) -> bytes:
         path = self.settings.webhook_secret_file
-        if path is None:
-            return b""
-        try:
-            open_to_others = path.stat().st_mode & 0o077
-            secret = path.read_bytes().strip()
-        except OSError as error:
-            raise WebhookSecretError(
-                f"alerts.webhook_secret_file {path} cannot be read: {error.strerror}"
-            ) from None
-        if open_to_others or len(secret) < _MIN_SECRET_BYTES:
-            raise WebhookSecretError(
-                f"alerts.webhook_secret_file {path} must hold at least {_MIN_SECRET_BYTES} bytes "
-                "and belong to its owner alone (0600)"
-            )
-        return secret
+        return read_secret(path, "alerts.webhook_secret_file") if path is not None else b""
 
 
 _UNREACHED = 503

@@ -11,7 +11,6 @@ from urllib.parse import urlsplit
 from kvrun.audit.checkpoint import parse_checkpoint
 from kvrun.audit.errors import TimestampError
 from kvrun.audit.note import parse_note
-from kvrun.audit.segment import replace_file
 from kvrun.audit.timestamp import (
     REQUEST_TYPE,
     SUFFIX,
@@ -21,6 +20,7 @@ from kvrun.audit.timestamp import (
 from kvrun.control.remembered import log_folder
 from kvrun.control.witness_errors import WitnessRefusedError, WitnessUnavailableError
 from kvrun.control.witness_http import HttpLimits, post
+from kvrun.durable import replace_private_file
 
 CLOCK_TOLERANCE_S = 300.0
 
@@ -67,8 +67,8 @@ class TimestampWitness:
                 return b""
             token = self._token(note)
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            replace_file(path, note)
-            replace_file(path.with_suffix(SUFFIX), token)
+            replace_private_file(path, note)
+            replace_private_file(path.with_suffix(SUFFIX), token)
             os.utime(path.with_suffix(SUFFIX), (self._now(), self._now()))
         except OSError as error:
             raise WitnessUnavailableError(

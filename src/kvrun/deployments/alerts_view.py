@@ -42,7 +42,7 @@ class AlertViews:
         """Those that wait for a person, or every one; newest first."""
 
         def read(item: Deployment) -> Iterator[AlertRow]:
-            for alert in self._plane(item.id).alerts.all():
+            for alert in self._plane(item).alerts.all():
                 if every or alert.acknowledged_at is None:
                     yield AlertRow(item.id, item.spec.name, alert)
 
@@ -62,8 +62,8 @@ class AlertViews:
         with plane.hold():
             return tuple(plane.alarm.acknowledge(log, reason.strip(), start_over=start_over))
 
-    def _plane(self, deployment_id: str) -> ControlPlane:
-        return ControlPlane(self._deployments.config_of(deployment_id))
+    def _plane(self, deployment: str | Deployment) -> ControlPlane:
+        return ControlPlane(self._deployments.config_of(deployment))
 
 
 class ReasonMissingError(KvrunError):

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import TypeVar
 
 import msgspec
 
 from kvrun.config import KvrunConfig
 from kvrun.deployments.errors import UnreachableError
+from kvrun.deployments.kept_indexes import KeptIndexes, key_files
 from kvrun.errors import KvrunError
 from kvrun.instance.connection import InstanceUnavailableError
+from kvrun.instance.looking import kept_use, open_listing
 from kvrun.instance.parts import folder_lock, open_parts
 from kvrun.instance.usage import (
     MAX_IDS,
     MAX_ROWS,
+    KeptUse,
     SessionList,
     SessionUsage,
     TenantList,
     Usage,
     UsageAccess,
 )
-from kvrun.keys.opening import key_limits
+from kvrun.keys.listing import KeyListing, SessionListing
 from kvrun.launch.admin import NotRunningError, ask_daemon
 from kvrun.process import harden_process
 
@@ -52,18 +55,19 @@ def protections(config: KvrunConfig) -> dict[str, str]:
         return {}
 
 
-def tenants(config: KvrunConfig, asked: Mapping[str, str]) -> TenantList:
-    """See ``UsageAccess.tenants``. Raises UnreachableError, and what the operation raises."""
-    return _ask(config, "usage_tenants", asked, TenantList, lambda access: access.tenants(asked))
+def tenants(config: KvrunConfig, asked: Mapping[str, str], kept: KeptIndexes) -> TenantList:
+    """See ``KeptUse.tenants``. A stopped deployment whose index is ``kept`` is not opened, unless
+    ids are to be told. Raises UnreachableError, and what the operation raises."""
+    return _ask(config, "usage_tenants", asked, TenantList, lambda use: use.tenants(asked), kept)
 
 
-def sessions(config: KvrunConfig, asked: Mapping[str, str]) -> SessionList:
-    """See ``UsageAccess.sessions``. Raises as ``tenants`` does."""
-    return _ask(config, "usage_sessions", asked, SessionList, lambda access: access.sessions(asked))
+def sessions(config: KvrunConfig, asked: Mapping[str, str], kept: KeptIndexes) -> SessionList:
+    """See ``KeptUse.sessions``, and ``tenants``."""
+    return _ask(config, "usage_sessions", asked, SessionList, lambda use: use.sessions(asked), kept)
 
 
-def all_sessions(config: KvrunConfig, tenant: str) -> SessionList:
-    """Every session of a tenant, by its id, of as many as it may have. Raises as ``tenants`` does.
+def all_sessions(config: KvrunConfig, tenant: str, kept: KeptIndexes) -> SessionList:
+    """Every session of a tenant, by its id, of as many as it may have. See ``tenants``.
 
     Others may begin and end meanwhile: each that is found is counted once.
     """
@@ -71,7 +75,7 @@ def all_sessions(config: KvrunConfig, tenant: str) -> SessionList:
     rows: dict[str, SessionUsage] = {}
     for offset in range(0, config.keys.max_sessions_per_tenant, MAX_ROWS):
         asked = {"tenant": tenant, "offset": str(offset), "limit": str(MAX_ROWS)}
-        found = sessions(config, asked)
+        found = sessions(config, asked, kept)
         rows |= {row.session_ref: row for row in found.rows}
         reference, total = found.tenant_ref or reference, max(total, found.total)
         if offset + MAX_ROWS >= found.total:
@@ -99,8 +103,8 @@ def living(config: KvrunConfig, tenant_refs: Collection[str]) -> frozenset[str] 
         return None
 
 
-def _refs_of(asked: Mapping[str, str]) -> Callable[[UsageAccess], dict[str, str]]:
-    return lambda access: access.refs(asked)
+def _refs_of(asked: Mapping[str, str]) -> Callable[[KeptUse], dict[str, str]]:
+    return lambda use: use.refs(asked)
 
 
 def _ask(
@@ -108,7 +112,8 @@ def _ask(
     operation: str,
     asked: Mapping[str, str],
     kind: type[_T],
-    here: Callable[[UsageAccess], _T],
+    here: Callable[[KeptUse], _T],
+    kept: KeptIndexes | None = None,
 ) -> _T:
     try:
         answer = ask_daemon(config, operation, asked, timeout_s=_TIMEOUT_S)
@@ -123,9 +128,28 @@ def _ask(
     with ExitStack() as opened:
         try:
             opened.enter_context(folder_lock(config.layout.data_dir))
-            parts = opened.enter_context(open_parts(config, memory_bytes=_MEMORY_BYTES))
+            if asked.get("reason"):
+                # Ids are told, and each is a record in its log first.
+                parts = opened.enter_context(open_parts(config, memory_bytes=_MEMORY_BYTES))
+                use = UsageAccess(parts.instance).kept
+            else:
+                listing = opened.enter_context(_listing(config, kept))
+                use = opened.enter_context(kept_use(config, listing))
         except KvrunError as error:
             # It may be starting or stopping right now.
             why = f"{away}; and its keys cannot be opened: {error.message}"
             raise UnreachableError(why) from None
-        return here(UsageAccess(parts.instance, key_limits(config)))
+        return here(use)
+
+
+@contextmanager
+def _listing(config: KvrunConfig, kept: KeptIndexes | None) -> Iterator[SessionListing]:
+    """Who has keys of a stopped deployment, from what is ``kept`` where that holds."""
+    if kept is not None and (index := kept.find(config)) is not None:
+        yield index
+        return
+    before = key_files(config)
+    with open_listing(config) as listing:
+        if kept is not None and isinstance(listing, KeyListing):
+            kept.learn(config, before, listing.index)
+        yield listing

@@ -14,6 +14,8 @@ from kvrun.config import ConfigError, KvrunConfig, load_config
 from kvrun.config.roots import FileAddress, MemoryAddress
 from kvrun.deployments.errors import AttachRefusedError
 from kvrun.deployments.model import Deployment, DeploymentSpec
+from kvrun.keys.errors import RootError
+from kvrun.keys.root_place import usual_places
 
 TOKEN_LIFETIME_S = 3600.0
 TOKEN_PREFIX = "kva_"  # noqa: S105 - how tokens begin, none of them
@@ -48,7 +50,7 @@ def read_attached(
         return _read(config_file, ours, known)
     except _RefusedError as refused:
         _log.warning("a file was not attached: %s", refused)
-    except (OSError, RuntimeError, ValueError, ConfigError):
+    except (OSError, RuntimeError, ValueError, ConfigError, RootError):
         # What is wrong with it may quote it.
         _log.warning("a file was not attached: it cannot be read as a configuration")
     raise AttachRefusedError(
@@ -113,8 +115,10 @@ def _places(config: KvrunConfig) -> tuple[Path, ...]:
     match address:
         case MemoryAddress():
             return (data_dir.resolve(),)
-        case FileAddress():
-            root = data_dir / address.folder
+        case FileAddress(None):
+            return tuple(path.resolve() for path in (data_dir, *usual_places(data_dir)))
+        case FileAddress(Path() as folder):
+            root = data_dir / folder
         case _:
             root = config.keys.root_folder or data_dir / f"root-{address.kind}"
     return data_dir.resolve(), root.resolve()

@@ -23,6 +23,7 @@ from kvrun.deployments.errors import DeploymentNotFoundError
 from kvrun.deployments.record_pages import Part, RecordFilter, RecordPage, page_of
 from kvrun.deployments.service import Deployments
 from kvrun.deployments.stored_segment import CheckedSegments
+from kvrun.engines.checked import produces_log, recorded
 from kvrun.errors import KvrunError
 from kvrun.launch.admin import ask_daemon
 from kvrun.launch.counters import read_sample
@@ -34,7 +35,6 @@ MAX_RECORDS = 500
 _TIMEOUT_S = 5.0
 _NAME = re.compile(r"[A-Za-z0-9@._-]{1,100}")
 _SEGMENT = re.compile(r"segment-(\d{16})\.jsonl")
-COLLECTABLE_ENGINES = frozenset({"vllm", "llama.cpp"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,11 +119,11 @@ class AuditViews:
         plane = self._plane(deployment_id)
         logs = sorted(plane.memory.all(), key=lambda item: -item.collected_at)
         written = None if deployment.read_only else _written(plane.config)
-        collectable = deployment.spec.engine in COLLECTABLE_ENGINES
+        collectable = produces_log(deployment.spec.engine)
         return AuditView(
             banners=tuple(_banner(item, plane, written) for item in logs),
             segments=tuple(row for item in logs for row in _files(plane.storage(), item)),
-            produces=_PRODUCES if collectable else _PRODUCES_NOT,
+            produces=_what_it_produces(deployment.spec.engine),
             collectable=collectable,
             witness_names=tuple(plane.config.witness.names),
         )
@@ -269,6 +269,13 @@ def _files(storage: Storage, item: RememberedLog) -> list[SegmentRow]:
         first = int(match[1]) if match else None
         rows.append(SegmentRow(item.log, name, first, found.size_bytes))
     return sorted(rows, key=lambda row: row.name)
+
+
+def _what_it_produces(engine: str) -> str:
+    """What an engine's recorded checks allow to say of it."""
+    record = recorded(engine)
+    said = _PRODUCES if produces_log(engine) else _PRODUCES_NOT
+    return said if record is None else f"{said} Checked with {record.summary}"
 
 
 _PRODUCES = (

@@ -46,15 +46,18 @@ class CacheView:
     max_sessions_per_tenant: int
 
 
-def cache_view(config: KvrunConfig, used: Usage | None, *, cpu: bool) -> CacheView:
+def cache_view(
+    config: KvrunConfig, used: Usage | None, *, cpu: bool | None, shared: bool = False
+) -> CacheView:
     """The tab for a configuration and what its daemon says (None: nobody answers).
 
-    ``cpu``: the engine computes on a CPU, so there is no GPU memory to speak of.
+    ``cpu``: the engine computes on a CPU, so there is no GPU memory to speak of; None where nobody
+    here can tell. ``shared``: other processes use one of its GPUs, which was allowed.
     """
     window = config.deployment.context_window
     if window is None and used is not None and used.context_window:
         window = used.context_window
-    tiers = [_engine(config, used, cpu=cpu), _memory(config, used), _disk(config, used)]
+    tiers = [_engine(config, used, cpu, shared), _memory(config, used), _disk(config, used)]
     if config.storage.url is not None:
         tiers.append(_objects(config, used))
     return CacheView(
@@ -68,17 +71,26 @@ def cache_view(config: KvrunConfig, used: Usage | None, *, cpu: bool) -> CacheVi
     )
 
 
-def _engine(config: KvrunConfig, used: Usage | None, *, cpu: bool) -> TierRow:
+def engine_memory(cpu: bool | None) -> str:
+    """What the memory in which the engine computes is called."""
+    return "GPU memory" if cpu is False else "Engine memory"
+
+
+def _engine(config: KvrunConfig, used: Usage | None, cpu: bool | None, shared: bool) -> TierRow:
+    slots = config.engine.kind == "llama.cpp"
+    whose = (
+        "on a GPU that other processes use too, as was allowed"
+        if shared
+        else "reserved for this deployment alone"
+    )
     return TierRow(
         tier="gpu",
-        name="Engine memory" if cpu else "GPU memory",
-        holds="The working set, in the engine's own memory on a CPU"
-        if cpu
-        else "The working set, on the accelerator",
-        protection="Plaintext in the engine's process, reserved for this deployment alone; pages "
-        "are zeroed on erasure",
+        name=engine_memory(cpu),
+        holds=_ENGINE_HOLDS[cpu],
+        protection=f"Plaintext in the engine's process, {whose}; "
+        f"{'slots' if slots else 'pages'} are zeroed on erasure",
         size_bytes=None,
-        capacity_bytes=config.engine.kv_cache_bytes,
+        capacity_bytes=None if slots else config.engine.kv_cache_bytes,
         blocks=None,
         hit_rate=_rate(used, used.gpu_tokens if used is not None else 0),
     )
@@ -140,6 +152,13 @@ def _objects(config: KvrunConfig, used: Usage | None) -> TierRow:
         hit_rate=_rate(on, on.object_tokens if on is not None else 0),
         off=off,
     )
+
+
+_ENGINE_HOLDS = {
+    True: "The working set, in the engine's own memory on a CPU",
+    False: "The working set, on the accelerator",
+    None: "The working set, in the engine's own memory: on the accelerator where it uses one",
+}
 
 
 def _rate(used: Usage | None, tokens: int) -> float | None:

@@ -1,4 +1,5 @@
-"""Deleting a deployment's data: keys erased and certified, ciphertext removed, the log collected.
+"""Deleting a deployment's data: the log collected, keys erased and certified, ciphertext removed,
+the rest of the log collected.
 
 Every step finds out what an earlier try did, so that one which was cut short anywhere goes on.
 """
@@ -26,6 +27,7 @@ from kvrun.erasure.certificate import RequestKind
 from kvrun.errors import KvrunError
 from kvrun.instance.connection import InstanceUnavailableError
 from kvrun.instance.parts import certificates_folder
+from kvrun.keys.opening import copies_folder
 from kvrun.launch.admin import NotRunningError
 from kvrun.launch.erasing import erase, plan_erasure
 
@@ -60,20 +62,26 @@ def delete_data(
 ) -> tuple[tuple[str, ...], dict[str, str]]:
     """Do it; the certificates' ids and the openings of those that were made now.
 
-    Raises WrongStateError where somebody else (not ``ours``) runs it still, and what a step
-    raises; call it again then.
+    The log is evidence, so it is collected up to now before a key goes. Raises WrongStateError
+    where somebody else (not ``ours``) runs it still, and what a step raises; call it again then.
     """
     openings: dict[str, str] = {}
     if ours:
-        # First with the engines there, which then zero their pages and say so.
         close_gateway(site.config)
-        if not certified(site):
-            openings |= _erase(site, requester, offline=False)
-        _stop(site, launcher, clock, sleep)
     elif launcher.observe(site).alive:
         raise WrongStateError(
             "the deployment is run by somebody else and runs still", hint="Stop it there first."
         )
+    unread = "" if certified(site) else _collect_now(site)
+    if ours:
+        # First with the engines there, which then zero their pages and say so.
+        if not certified(site) and not unread:
+            openings |= _erase(site, requester, offline=False)
+        _stop(site, launcher, clock, sleep)
+        # What a daemon did not give out is read from its folder.
+        if unread:
+            unread = _collect_now(site)
+    _require_read(unread)
     # A request that was let in meanwhile may have made new keys.
     openings |= _erase(site, requester, offline=True)
     # Before the log is collected: without keys nothing opens it again, so it has its last record.
@@ -84,15 +92,16 @@ def delete_data(
 
 
 def remove_packs(config: KvrunConfig) -> int:
-    """Delete the sealed blocks in the workspace's object store, whatever wrote them; how many
-    objects that were. Log and certificates stay. Raises StorageError.
+    """Delete sealed blocks and key slots in the workspace's object store, whatever wrote them; how
+    many objects that were. Log and certificates stay. Raises StorageError.
     """
     if config.storage.url is None:
         return 0
     deployment = config.deployment
     storage = ControlPlane(config).storage()
     kv = f"{storage_prefix(deployment.workspace, deployment.name)}/kv"
-    names = [item.name for item in storage.list(kv)]
+    keys = copies_folder(deployment.workspace, deployment.name)
+    names = [item.name for folder in (kv, keys) for item in storage.list(folder)]
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         for _ in pool.map(storage.delete, names):
             pass
@@ -145,14 +154,27 @@ def _stop(
 
 
 def _collect(site: Site) -> None:
-    """The log up to its last record; one whose collection an alert stopped stays where it is."""
+    """The log up to its last record."""
+    if site.config.layout.audit.is_dir():
+        _require_read(_collect_now(site))
+        store_rest(ControlPlane(site.config))
+
+
+def _collect_now(site: Site) -> str:
+    """One round of the collector; why the log could not be read, empty where it was.
+
+    One whose collection an alert stopped stays where it is.
+    """
     if not site.config.layout.audit.is_dir():
-        return
-    report = run_round(ControlPlane(site.config), reason="deployment deleted")
-    for item in report.logs:
-        if item.outcome is CollectOutcome.UNAVAILABLE:
-            raise KvrunError(f"the log cannot be collected yet: {item.message}")
-    store_rest(ControlPlane(site.config))
+        return ""
+    report = run_round(ControlPlane(site.config), reason="deployment is being deleted")
+    away = (item for item in report.logs if item.outcome is CollectOutcome.UNAVAILABLE)
+    return next((item.message for item in away), "")
+
+
+def _require_read(why: str) -> None:
+    if why:
+        raise KvrunError(f"the log cannot be collected yet: {why}")
 
 
 def _reference(site: Site) -> str:

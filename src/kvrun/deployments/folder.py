@@ -7,12 +7,12 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from kvrun.audit.segment import replace_file
 from kvrun.config import KvrunConfig
 from kvrun.config.layout import DataLayout
 from kvrun.config.roots import FileAddress
 from kvrun.deployments.errors import DeploymentNotFoundError, SpecError
 from kvrun.deployments.spec import API_KEYS_FILE, METRICS_KEY_FILE
+from kvrun.durable import replace_private_file
 from kvrun.gateway.apikeys import (
     SCOPE_METRICS,
     ApiKeyRecord,
@@ -21,6 +21,7 @@ from kvrun.gateway.apikeys import (
     save_api_keys,
 )
 from kvrun.gateway.draining import DRAINING_FILE
+from kvrun.keys.root_place import file_root_folder
 
 METRICS_KEY_ID = "metrics"
 
@@ -36,13 +37,13 @@ def prepare(file: Path, text: str, random_bytes: Callable[[int], bytes]) -> None
         key_file, keys_file = place / METRICS_KEY_FILE, place / API_KEYS_FILE
         if not keys_file.exists():
             key = make_api_key(random_bytes(32))
-            replace_file(key_file, f"{key}\n".encode())
+            replace_private_file(key_file, f"{key}\n".encode())
             record = ApiKeyRecord(
                 id=METRICS_KEY_ID, sha256=hash_api_key(key), scopes=(SCOPE_METRICS,)
             )
             save_api_keys(keys_file, [record])
         if not file.exists() or file.read_text(encoding="utf-8") != text:
-            replace_file(file, text.encode())
+            replace_private_file(file, text.encode())
     except OSError as error:
         raise SpecError(f"{place} cannot be written: {error.strerror}") from None
 
@@ -65,7 +66,8 @@ def remove_data(config: KvrunConfig, made_in: Path | None = None) -> None:
     ``made_in`` is the folder that ``prepare`` made, None for a deployment of somebody else: of
     that nothing outside of its data folder is touched. What stays: the log and what was collected
     of it, certificates, the erasure ledger, the public halves that verify them, and a key root
-    outside of the data folder, which others may use too.
+    outside of the data folder, which others may use too, but for the usual one in ``made_in``.
+    Raises RootError where there are two.
     """
     layout, deployment = config.layout, config.deployment
     folders = [
@@ -75,12 +77,16 @@ def remove_data(config: KvrunConfig, made_in: Path | None = None) -> None:
         layout.data_dir / "gateway",
     ]
     root, state = config.keys.root_address, config.gateway.state_dir
+    beside = None
     if isinstance(root, FileAddress):
-        folders.append(layout.data_dir / root.folder)
+        found = file_root_folder(root, layout.data_dir)
+        folders.append(found)
+        if made_in is not None and root.folder is None:
+            beside = found
     if state is not None:
         folders.append(state)
     for path in folders:
-        if not _is_its_own(path, layout):
+        if path != beside and not _is_its_own(path, layout):
             continue
         aside = path.with_name(f"{path.name}.removed")
         if path.exists():

@@ -32,6 +32,7 @@ LOCK_NAME = "launch.lock"
 UP_LOG = "up.log"
 _FILE_VARIABLE = b"KVRUN_CONFIG="
 _MAX_NOTE = 4096
+_STATUS_WAIT_S = 1.0
 _TAIL_BYTES = 16384
 _MAX_WHY = 600
 
@@ -93,11 +94,13 @@ class LocalLauncher:
 
     def observe(self, site: Site) -> Seen:
         """See Launcher."""
-        code = self._reap(site.deployment_id)
+        self._reap(site.deployment_id)
         alive, note = _look(site.folder / LOCK_NAME)
         if not alive:
             if _by_hand(site)[0]:
                 return Seen(alive=True, ready=_answers(site))
+            # Who dies lets go of files before there is a status to read.
+            code = self._reap(site.deployment_id, wait_s=_STATUS_WAIT_S)
             ended = "" if note is None else _why_ended(site, code)
             return Seen(alive=False, attempt=note.attempt if note else 0, ended=ended)
         if note is None:
@@ -143,10 +146,15 @@ class LocalLauncher:
         with self._table:
             self._children[site.deployment_id] = child
 
-    def _reap(self, deployment_id: str) -> int | None:
+    def _reap(self, deployment_id: str, wait_s: float = 0.0) -> int | None:
         with self._table:
             child = self._children.get(deployment_id)
-            return None if child is None else child.poll()
+        if child is None:
+            return None
+        try:
+            return child.wait(wait_s)
+        except subprocess.TimeoutExpired:
+            return None
 
     def _signal(self, site: Site, number: signal.Signals) -> None:
         alive, note = _look(site.folder / LOCK_NAME)

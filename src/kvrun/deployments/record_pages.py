@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from kvrun.audit.errors import AuditRecordError
 from kvrun.audit.record import MAX_LINE_BYTES, Record, decode_record, format_time
 
@@ -26,6 +28,20 @@ class RecordFilter:
     request_id: str = ""
     since: float | None = None
     until: float | None = None
+
+    def marks(self) -> tuple[bytes, ...]:
+        """What every line of a wanted record has in it: the others need not be decoded."""
+        return tuple(
+            f'"{name}":'.encode() + msgspec.json.encode(value)
+            for name, value in (
+                ("event", self.event),
+                ("outcome", self.outcome),
+                ("tenant_ref", self.tenant_ref),
+                ("session_ref", self.session_ref),
+                ("request_id", self.request_id),
+            )
+            if value
+        )
 
     def wants(self, record: Record) -> bool:
         """Whether a record is one of them."""
@@ -71,25 +87,34 @@ def page_of(parts: Sequence[Part], before: int, wanted: RecordFilter, limit: int
     ``parts`` are in rising order. Raises AuditRecordError for a line that is no record.
     """
     found: list[Record] = []
-    read = 0
+    read, marks = 0, wanted.marks()
     oldest = format_time(wanted.since - CLOCK_SLACK_S) if wanted.since is not None else ""
     for part in reversed([part for part in parts if part.first < before]):
         for data in _backwards(part, before):
             read += len(data)
-            for line in reversed(data.splitlines()):
+            for line in _marked(data, marks):
                 record = _decoded(line, part.first)
-                if record.seq >= before:
+                if record.seq >= before or not wanted.wants(record):
                     continue
-                if record.ts < oldest:
-                    return RecordPage(tuple(found), "")
-                before = record.seq
-                if wanted.wants(record):
-                    found.append(record)
+                found.append(record)
                 if len(found) == limit:
-                    return RecordPage(tuple(found), _cursor(before, parts))
+                    return RecordPage(tuple(found), _cursor(record.seq, parts))
+            first = _decoded(data.partition(b"\n")[0], part.first)
+            if first.ts < oldest:
+                return RecordPage(tuple(found), "")
+            before = min(before, first.seq)
             if read >= MAX_READ_BYTES:
                 return RecordPage(tuple(found), _cursor(before, parts))
     return RecordPage(tuple(found), "")
+
+
+def _marked(data: bytes, marks: Sequence[bytes]) -> Iterator[bytes]:
+    """The lines that have every mark in them, the last first."""
+    if any(mark not in data for mark in marks):
+        return
+    for line in reversed(data.splitlines()):
+        if all(mark in line for mark in marks):
+            yield line
 
 
 def _cursor(before: int, parts: Sequence[Part]) -> str:

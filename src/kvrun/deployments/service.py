@@ -133,9 +133,13 @@ class Deployments:
         """A workspace's deployments, or all; the living ones first, by name."""
         return self._store.all(workspace_id, deleted=deleted)
 
-    def config_of(self, deployment_id: str) -> KvrunConfig:
-        """Its configuration as its own file says. Raises DeploymentNotFoundError or ConfigError."""
-        return self._supervision.site(self.get(deployment_id)).config
+    def config_of(self, deployment: str | Deployment) -> KvrunConfig:
+        """Its configuration as its own file says; by id, or by a record that was just read.
+
+        Raises DeploymentNotFoundError or ConfigError.
+        """
+        found = self.get(deployment) if isinstance(deployment, str) else deployment
+        return self._supervision.site(found).config
 
     def start(self, deployment_id: str) -> Deployment:
         """Start it.
@@ -173,7 +177,7 @@ class Deployments:
         with self._alone(deployment_id):
             before = self._ours(deployment_id)
             if spec is not None:
-                check_spec(spec)
+                check_spec(spec, had_name=before.spec.name)
                 self._supervision.text(replace(before, spec=spec), 1)
             self._store.command(deployment_id, Command.REBUILD, spec=spec)
             return self._supervision.round(deployment_id)

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from kvrun.config import ConfigError, KvrunConfig, parse_config
+from kvrun.config.deployment import RESERVED_NAME
 from kvrun.deployments.errors import SpecError
 from kvrun.deployments.model import DeploymentSpec
 
@@ -47,12 +48,15 @@ _MAX_GPUS = 64
 _MAX_BYTES = 2**60
 
 
-def check_spec(spec: DeploymentSpec) -> DeploymentSpec:
-    """The spec, if it can be a deployment. Raises SpecError that names every wrong field."""
+def check_spec(spec: DeploymentSpec, *, had_name: str | None = None) -> DeploymentSpec:
+    """The spec, if it can be a deployment. Raises SpecError that names every wrong field.
+
+    ``had_name``: the deployment's name until now, which it may keep.
+    """
     problems = [
         f"{field}: {problem}"
         for field, problem in (
-            ("name", _name(spec.name)),
+            ("name", "" if spec.name == had_name else _name(spec.name)),
             ("model", _model(spec.model)),
             ("engine", _engine(spec.engine)),
             ("context_window", _within(spec.context_window, 16, 10_000_000, "tokens")),
@@ -146,6 +150,8 @@ def labels_problem(labels: Mapping[str, str]) -> str:
 
 
 def _name(name: str) -> str:
+    if name == RESERVED_NAME:
+        return f"{name!r} is the control plane's own name in logs; choose another"
     if _NAME.fullmatch(name):
         return ""
     return f"{name[:80]!r} must be 1 to 63 letters, digits, . _ - and begin with a letter or digit"

@@ -104,7 +104,7 @@ class StorageViews:
         """Certificates of a workspace or of one deployment, newest first."""
 
         def read(item: Deployment) -> Iterator[CertificateRow]:
-            for statement in self._archive(item.id).statements():
+            for statement in self._archive(item).statements():
                 yield CertificateRow(item.id, statement.id, statement)
 
         rows, problems = read_each(self._deployments, workspace_id, read, deployment_id)
@@ -154,15 +154,15 @@ class StorageViews:
         return (found, rest) if found.workspace_id == workspace_id else (None, "")
 
     def _stores(self, deployment: Deployment) -> Iterator[tuple[Storage, str]]:
-        config = self._deployments.config_of(deployment.id)
+        config = self._deployments.config_of(deployment)
         folder = storage_prefix(config.deployment.workspace, config.deployment.name)
         if config.layout.storage_root.is_dir():
             yield open_storage(f"file://{config.layout.storage_root}"), folder
         if config.storage.url is not None:
             yield ControlPlane(config).storage(), folder
 
-    def _archive(self, deployment_id: str) -> CertificateArchive:
-        return CertificateArchive(certificates_folder(self._deployments.config_of(deployment_id)))
+    def _archive(self, deployment: str | Deployment) -> CertificateArchive:
+        return CertificateArchive(certificates_folder(self._deployments.config_of(deployment)))
 
 
 _NOTES = {
@@ -171,5 +171,8 @@ _NOTES = {
     "the key of the session that it belongs to; after an erasure nobody can.",
     "audit": "The collected audit log: readable, with references in place of ids. Reading it "
     "straight from Storage is not logged.",
-    "certificates": "Erasure certificates: readable, and verifiable with `kvrun certificate`.",
+    "certificates": "Erasure certificates: readable, and checked by kvrun verify.",
+    "quarantine": "Sealed blocks that did not open under their session's key: ciphertext, kept to "
+    "be looked at.",
+    "keys": "Copies of the wrapped keys, sealed under the deployment's root: worthless without it.",
 }

@@ -10,6 +10,7 @@ import msgspec
 
 from kvrun.config import KvrunConfig, load_config
 from kvrun.deployments import deleting, folder
+from kvrun.deployments.configs import ReadConfigs
 from kvrun.deployments.errors import WrongStateError
 from kvrun.deployments.gpus import check_gpus
 from kvrun.deployments.launcher import Launcher, Site
@@ -47,15 +48,18 @@ class Supervision:
         self._gpus = gpus
         self._now = now
         self._random_bytes = random_bytes
+        self._configs = ReadConfigs()
 
     def site(self, deployment: Deployment) -> Site:
         """Where it lives; its folder is made where a crash came before that. Raises ConfigError."""
         ours = deployment.launcher is LauncherKind.LOCAL
         if ours and not deployment.read_only and not deployment.config_file.exists():
             self.prepare(deployment)
-        # What `kvrun up` was told by variables counts for its own deployment alone.
-        environment = os.environ if deployment.launcher is LauncherKind.OWN else {}
-        config = load_config(deployment.config_file, environment)
+        if deployment.launcher is LauncherKind.OWN:
+            # What `kvrun up` was told by variables counts for its own deployment alone.
+            config = load_config(deployment.config_file, os.environ)
+        else:
+            config = self._configs.read(deployment.config_file)
         return Site(deployment.id, deployment.folder, deployment.config_file, config)
 
     def prepare(self, deployment: Deployment) -> None:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 
 from kvrun.config import KvrunConfig
 from kvrun.deployments import asking, examples
-from kvrun.deployments.cache_view import CacheView, cache_view
+from kvrun.deployments.cache_view import CacheView, cache_view, engine_memory
 from kvrun.deployments.errors import UnreachableError
+from kvrun.deployments.kept_indexes import KeptIndexes
 from kvrun.deployments.latency import Latency, first_byte
-from kvrun.deployments.model import Deployment
+from kvrun.deployments.model import Deployment, LauncherKind
 from kvrun.deployments.registry import TenantNote
+from kvrun.deployments.root_warning import root_warning
 from kvrun.deployments.service import Deployments
 from kvrun.engines.vllm.installed import installed_engine
 from kvrun.errors import KvrunError
@@ -45,7 +48,7 @@ class ReuseByTier:
 class Overview:
     """The first tab. ``engine`` is the software that said hello; numbers are None where nobody
     answers. ``requests`` are those admitted to the cache since the start; ``warnings`` stand on
-    every page."""
+    every page. ``engine_memory`` is what the engine's own memory is called."""
 
     deployment: Deployment
     engine: str
@@ -59,6 +62,7 @@ class Overview:
     first_byte: Latency | None
     protections: Mapping[str, str]
     warnings: tuple[str, ...]
+    engine_memory: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +139,7 @@ class DeploymentViews:
 
     def __init__(self, deployments: Deployments) -> None:
         self._deployments = deployments
+        self._kept = KeptIndexes()
 
     def overview(self, deployment_id: str) -> Overview:
         """State, endpoint, examples to copy, and live numbers."""
@@ -152,14 +157,27 @@ class DeploymentViews:
             reuse=_reuse(used),
             first_byte=first_byte(config) if used is not None else None,
             protections=asking.protections(config) if used is not None else {},
-            warnings=_warnings(deployment),
+            warnings=self.warnings(deployment),
+            engine_memory=engine_memory(_on_cpu(deployment, config)),
         )
+
+    def warnings(self, deployment: Deployment) -> tuple[str, ...]:
+        """What stands on every page of it, from its creation on."""
+        root = self.root_warning(deployment)
+        return (*_shared_gpus(deployment), root) if root else _shared_gpus(deployment)
+
+    def root_warning(self, deployment: Deployment) -> str:
+        """Why erasures of it end in no certificate; empty where they do, or nobody can tell yet."""
+        if not deployment.read_only:
+            with suppress(KvrunError, OSError):
+                return root_warning(self._deployments.config_of(deployment.id))
+        return ""
 
     def cache(self, deployment_id: str) -> CacheView:
         """The tier table, and why something is off or bounded."""
-        _, config, used = self._look(deployment_id)
-        engine = installed_engine()
-        return cache_view(config, used, cpu=engine is not None and engine.cpu)
+        deployment, config, used = self._look(deployment_id)
+        cpu = _on_cpu(deployment, config)
+        return cache_view(config, used, cpu=cpu, shared=deployment.shares_gpu)
 
     def users(
         self,
@@ -184,7 +202,7 @@ class DeploymentViews:
             "reason": reveal,
         }
         try:
-            found = asking.tenants(config, asked)
+            found = asking.tenants(config, asked, self._kept)
         except UnreachableError as error:
             return UserPage((), 0, 1, 1, error.message)
         notes = self._deployments.tenants.of(deployment_id, [row.tenant_ref for row in found.rows])
@@ -202,9 +220,9 @@ class DeploymentViews:
         config = self._deployments.config_of(deployment_id)
         window = {"offset": str((max(1, page) - 1) * PER_PAGE), "limit": str(PER_PAGE)}
         asked = {**window, "reason": reveal}
-        found = asking.sessions(config, {**asked, "tenant": tenant})
+        found = asking.sessions(config, {**asked, "tenant": tenant}, self._kept)
         if not found.total:
-            found = asking.sessions(config, {**asked, "ref": tenant})
+            found = asking.sessions(config, {**asked, "ref": tenant}, self._kept)
         return tuple(map(_session, found.rows))
 
     def where_is(self, workspace_id: str, tenant: str) -> tuple[Place, ...]:
@@ -216,8 +234,8 @@ class DeploymentViews:
 
     def _place(self, deployment: Deployment, tenant: str) -> Place:
         try:
-            config = self._deployments.config_of(deployment.id)
-            found = asking.all_sessions(config, tenant)
+            config = self._deployments.config_of(deployment)
+            found = asking.all_sessions(config, tenant, self._kept)
         except KvrunError as error:
             # One that cannot be asked, whatever is wrong with it, hides no other.
             return _nothing(deployment, error.message)
@@ -241,8 +259,21 @@ class DeploymentViews:
 
     def _look(self, deployment_id: str) -> tuple[Deployment, KvrunConfig, Usage | None]:
         deployment = self._deployments.get(deployment_id)
-        config = self._deployments.config_of(deployment_id)
+        config = self._deployments.config_of(deployment)
         return deployment, config, None if deployment.read_only else asking.usage(config)
+
+
+def _on_cpu(deployment: Deployment, config: KvrunConfig) -> bool | None:
+    """Whether its engine computes on a CPU; None where nobody here can tell."""
+    section = config.engine
+    if section.kind == "llama.cpp":
+        # The packaged build knows no GPU; another one decides for itself.
+        return None if section.llama_server is not None else True
+    if deployment.launcher is LauncherKind.ATTACHED:
+        # What somebody else runs has an installation of its own.
+        return None
+    engine = installed_engine()
+    return engine.cpu if engine is not None else None
 
 
 def _nothing(deployment: Deployment, unknown: str) -> Place:
@@ -262,7 +293,7 @@ def _reuse(used: Usage | None) -> ReuseByTier | None:
     )
 
 
-def _warnings(deployment: Deployment) -> tuple[str, ...]:
+def _shared_gpus(deployment: Deployment) -> tuple[str, ...]:
     said = []
     for note in deployment.gpu_notes:
         others = ", ".join(f"process {item.pid} ({item.name})" for item in note.foreign)

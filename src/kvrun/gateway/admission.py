@@ -4,11 +4,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from kvrun.claims.claim import Claim, encode_base64url
+from kvrun.claims.claim import encode_base64url
 from kvrun.claims.rotating import RotatingSigner
 from kvrun.gateway.apikeys import SCOPE_INFERENCE
 from kvrun.gateway.auth import Authenticator
 from kvrun.gateway.body import check_body, stamp_body
+from kvrun.gateway.claiming import SessionClaims
 from kvrun.gateway.draining import Drain
 from kvrun.gateway.errors import GatewayError
 from kvrun.gateway.identity import (
@@ -26,9 +27,6 @@ from kvrun.telemetry.traces import NOTHING, Trace
 
 HeaderList = Sequence[tuple[bytes, bytes]]
 SALT_BYTES = 32
-NONCE_BYTES = 16
-
-
 _RETRY_AFTER_S = 2
 
 
@@ -42,11 +40,25 @@ class Caller(msgspec.Struct, frozen=True):
 class Admitted(msgspec.Struct, frozen=True):
     """A request that may go to the engine. ``governed`` is False where it goes uncached."""
 
+    request_id: str
     tenant: str
     session: str
     body: bytes
     stream: bool
     governed: bool
+    salt: str
+    claim: str | None
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """What of our stamps no answer may show."""
+        return (self.salt,) if self.claim is None else (self.salt, self.claim)
+
+
+class _Stamp(msgspec.Struct, frozen=True):
+    """What a request is given: an id, a salt, and a claim unless it goes on uncached."""
+
+    request_id: str
     salt: str
     claim: str | None
 
@@ -76,10 +88,17 @@ class Admission:
         self._require_daemon = require_daemon
         self._authenticator = authenticator
         self._directory = directory
-        self._signer = signer
+        self._claims: SessionClaims | None = None
+        if directory is not None and signer is not None:
+            self._claims = SessionClaims(
+                directory.granter,
+                signer,
+                lifetime_s=claim_lifetime_s,
+                now=now,
+                random_bytes=random_bytes,
+                new_request_id=self.new_request_id,
+            )
         self._seen = seen
-        self._claim_lifetime_s = claim_lifetime_s
-        self._now = now
         self._random_bytes = random_bytes
 
     def new_request_id(self) -> str:
@@ -97,10 +116,13 @@ class Admission:
         route: Route,
         caller: Caller,
         raw_body: bytes,
-        request_id: str,
+        request_id: str | None = None,
         trace: Trace = NOTHING,
     ) -> Admitted:
-        """The stamped request. Raises GatewayError, or the daemon's refusal (KvrunError)."""
+        """The stamped request. Raises GatewayError, or the daemon's refusal (KvrunError).
+
+        Without ``request_id`` it is given one, with a claim that was signed ahead where one waits.
+        """
         self._drain.check()
         body = parse_object(raw_body)
         checked = check_body(route, body)
@@ -114,11 +136,13 @@ class Admission:
         )
         if identity.named:
             self._seen.mark()
-        salt, claim = await self._salt_and_claim(identity, checked.uses, request_id, route, trace)
+        stamp = await self._stamp(identity, checked.uses, request_id, route, trace)
+        salt, claim = stamp.salt, stamp.claim
         if claim is not None and self._announce is not None:
             self._announce(salt, claim, checked.uses, trace.traceparent)
         stamped = stamp_body(checked.fields, salt=salt, claim=claim, traceparent=trace.traceparent)
         return Admitted(
+            request_id=stamp.request_id,
             tenant=identity.tenant,
             session=identity.session,
             body=encode_object(stamped),
@@ -128,34 +152,23 @@ class Admission:
             claim=claim,
         )
 
-    async def _salt_and_claim(
-        self, identity: Identity, uses: int, request_id: str, route: Route, trace: Trace
-    ) -> tuple[str, str | None]:
-        directory, signer = self._directory, self._signer
-        if directory is None or signer is None:
-            return self._uncached(), None
-        with trace.step("kvrun.session"):
-            grant = await directory.grant(identity.tenant, identity.session)
-        if grant is None:
-            return self._uncached(), None
+    async def _stamp(
+        self, identity: Identity, uses: int, request_id: str | None, route: Route, trace: Trace
+    ) -> _Stamp:
+        opened = None
+        if self._directory is not None and self._claims is not None:
+            with trace.step("kvrun.session"):
+                opened = await self._directory.grant(identity.tenant, identity.session)
+        if opened is None or self._claims is None:
+            return _Stamp(request_id or self.new_request_id(), self._uncached(), None)
         if not route.carries_claim:
-            return grant.salt, None
-        issued_at = int(self._now())
-        claim = Claim(
-            workspace=directory.granter.workspace,
-            deployment=directory.granter.deployment,
-            tenant=identity.tenant,
-            session=identity.session,
-            generation=grant.generation,
-            salt=grant.salt,
-            request_id=request_id,
-            nonce=encode_base64url(self._random_bytes(NONCE_BYTES)).decode(),
-            uses=uses,
-            issued_at=issued_at,
-            expires_at=issued_at + self._claim_lifetime_s,
-        )
+            return _Stamp(request_id or self.new_request_id(), opened.salt, None)
         with trace.step("kvrun.claim"):
-            return grant.salt, signer.sign(claim)
+            if request_id is not None:
+                claim = self._claims.sign(identity, opened, uses, request_id)
+            else:
+                claim = self._claims.next(identity, opened, uses)
+        return _Stamp(claim.request_id, opened.salt, claim.token)
 
     def _uncached(self) -> str:
         """The salt of a request that goes on without the cache. Raises GatewayError where nobody

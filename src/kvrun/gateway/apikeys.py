@@ -8,7 +8,6 @@ The keys file is JSON: ``{"keys": [{"id", "sha256", "scopes", "tenant"?, "expire
 
 import hashlib
 import hmac
-import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from kvrun.claims.claim import encode_base64url
-from kvrun.durable import sync_folder
+from kvrun.durable import replace_private_file
 from kvrun.gateway.errors import GatewayConfigError, GatewayError
 from kvrun.gateway.identity import Principal
 
@@ -104,15 +103,8 @@ def save_api_keys(path: Path, records: Iterable[ApiKeyRecord]) -> None:
     for record in (records := list(records)):
         _check_record(record, path)
     content = msgspec.json.format(msgspec.json.encode(_KeysFile(keys=records))) + b"\n"
-    temporary = path.with_name(path.name + ".new")
     try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        sync_folder(path.parent)
+        replace_private_file(path, content)
     except OSError as error:
         raise GatewayConfigError(f"cannot write api_keys_file {path}: {error.strerror}") from error
 

@@ -16,6 +16,7 @@ from kvrun.gateway.admission import Admission
 from kvrun.gateway.apikeys_file import WatchedApiKeys
 from kvrun.gateway.auth import Authenticator
 from kvrun.gateway.draining import Drain
+from kvrun.gateway.elsewhere import Elsewhere
 from kvrun.gateway.errors import GatewayConfigError
 from kvrun.gateway.identity import identity_policy
 from kvrun.gateway.jwt import JwksFetch, JwtVerifier, file_fetch
@@ -154,20 +155,26 @@ def build_proxy(
         response_timeout_s=settings.response_timeout_s,
     )
 
+    metrics = GatewayMetrics(labels)
+    elsewhere = Elsewhere.of(settings, metrics.was_routed)
+
     @asynccontextmanager
     async def lifespan() -> AsyncIterator[None]:
         await engine.open()
+        await elsewhere.open()
         try:
             yield
         finally:
             await engine.close()
+            await elsewhere.close()
             await parts.close()
             tracing.close()
 
     return GatewayProxy(
         admission=parts.admission,
         engine=engine,
-        metrics=GatewayMetrics(labels),
+        elsewhere=elsewhere,
+        metrics=metrics,
         link=parts.link,
         running=parts.running,
         max_body_bytes=settings.max_body_bytes,

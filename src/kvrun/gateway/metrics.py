@@ -47,6 +47,12 @@ class GatewayMetrics:
             "Requests that failed since the engine was unreachable or broke off.",
             registry=self.registry,
         )
+        self.routed = Counter(
+            "kvrun_gateway_routed_requests",
+            "Requests that went to a gateway of another region, by that region.",
+            ("region",),
+            registry=self.registry,
+        )
         self._answered: dict[tuple[str, int], Counter] = {}
         self.in_flight = Gauge(
             "kvrun_gateway_requests_in_flight",
@@ -66,6 +72,10 @@ class GatewayMetrics:
         if counter is None:
             counter = self._answered[api, status] = self.requests.labels(api, str(status))
         counter.inc()
+
+    def was_routed(self, region: str) -> None:
+        """Count one request that another region's gateway answers."""
+        self.routed.labels(region).inc()
 
     def render(self) -> bytes:
         """The Prometheus text format."""

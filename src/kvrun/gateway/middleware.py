@@ -35,6 +35,7 @@ from kvrun.gateway.asgi import (
 from kvrun.gateway.errors import GatewayConfigError, GatewayError
 from kvrun.gateway.routes import Route, find_route
 from kvrun.gateway.scrub import EventScrubber, scrub_json
+from kvrun.process import leave_no_core
 from kvrun.telemetry.traces import PassedOn, read_traceparent
 
 logger = logging.getLogger("kvrun.gateway")
@@ -57,6 +58,7 @@ class KvrunMiddleware:
     ) -> None:
         self._app = app
         if settings is None or parts is None:
+            leave_no_core()  # claims and prompts pass through this process
             settings, parts = _parts_from_environment()
         self._settings = settings
         self._admission = parts.admission

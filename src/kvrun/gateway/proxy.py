@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from typing import TypeVar
 
 import msgspec
@@ -33,6 +33,7 @@ from kvrun.gateway.asgi import (
     send_whole,
 )
 from kvrun.gateway.direct import ClientConnection, take_connection
+from kvrun.gateway.elsewhere import Elsewhere
 from kvrun.gateway.erase import PREFIX as ERASE_PREFIX
 from kvrun.gateway.erase import erase
 from kvrun.gateway.errors import GatewayError
@@ -79,6 +80,7 @@ class GatewayProxy:
         *,
         admission: Admission,
         engine: Engine,
+        elsewhere: Elsewhere,
         metrics: GatewayMetrics,
         link: InstanceLink | None,
         running: RunningRequests,
@@ -91,6 +93,7 @@ class GatewayProxy:
         self._tracing = tracing or NoTracing()
         self._admission = admission
         self._engine = engine
+        self._elsewhere = elsewhere
         self._metrics = metrics
         self._link = link
         self._running = running
@@ -108,42 +111,38 @@ class GatewayProxy:
             await refuse_websocket(receive, send)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request_id = self._admission.new_request_id()
         path: str = scope["path"]
         route = ROUTES.get(path)
         api = route.api.value if route is not None else "other"
-        tracker = _Tracker(send)
+        tracker = _Tracker(send, self._admission.new_request_id)
         self._metrics.in_flight.inc()
         try:
             if scope["method"] == "GET" and path in READ_PATHS:
-                await self._read(path, scope["headers"], tracker.send, request_id)
+                await self._read(path, scope["headers"], tracker.send, tracker.request_id)
             elif path.startswith(ERASE_PREFIX):
-                await erase(scope, tracker.send, request_id, self._admission, self._link)
+                await erase(scope, tracker.send, tracker.request_id, self._admission, self._link)
             else:
-                await self._generate(scope, receive, tracker, request_id)
+                await self._generate(scope, receive, tracker)
         except ClientGoneError:
             tracker.status = tracker.status or CLIENT_CLOSED_REQUEST
             self._metrics.disconnects.inc()
         except KvrunError as error:
-            await self._fail(tracker, error, request_id)
+            await self._fail(tracker, error)
         except Exception:
-            logger.exception("request %s failed inside the gateway", request_id)
-            await self._fail(
-                tracker,
-                GatewayError("the gateway failed", status=500, code="internal_error"),
-                request_id,
-            )
+            logger.exception("request %s failed inside the gateway", tracker.request_id)
+            failure = GatewayError("the gateway failed", status=500, code="internal_error")
+            await self._fail(tracker, failure)
         finally:
             self._metrics.in_flight.dec()
             self._metrics.answered(api, tracker.status)
 
-    async def _fail(self, tracker: _Tracker, error: KvrunError, request_id: str) -> None:
+    async def _fail(self, tracker: _Tracker, error: KvrunError) -> None:
         """Answer with the error; once the answer has begun, only end it there."""
         if tracker.status:
-            logger.warning("request %s broke off: %s", request_id, error.message)
+            logger.warning("request %s broke off: %s", tracker.request_id, error.message)
             await tracker.abort(error)
             return
-        shown = await send_error(tracker.send, error, request_id)
+        shown = await send_error(tracker.send, error, tracker.request_id)
         self._metrics.refusals.labels(shown.code or "other").inc()
 
     async def _read(self, path: str, headers: HeaderList, send: Send, request_id: str) -> None:
@@ -184,14 +183,15 @@ class GatewayProxy:
             return "away"
         return "ok" if self._link.connected else "away"
 
-    async def _generate(
-        self, scope: Scope, receive: Receive, tracker: _Tracker, request_id: str
-    ) -> None:
+    async def _generate(self, scope: Scope, receive: Receive, tracker: _Tracker) -> None:
         route = find_route(scope["method"], scope["path"])
         traceparent = read_traceparent(scope["headers"])
         with self._tracing.span("kvrun.request", traceparent) as trace:
-            trace.note(request_id=request_id, api=route.api.value)
-            await self._generate_on(route, scope, receive, tracker, request_id, trace)
+            trace.note(api=route.api.value)
+            try:
+                await self._generate_on(route, scope, receive, tracker, trace)
+            finally:
+                trace.note(request_id=tracker.request_id)
             trace.note(status_code=tracker.status)
 
     async def _generate_on(
@@ -200,7 +200,6 @@ class GatewayProxy:
         scope: Scope,
         receive: Receive,
         tracker: _Tracker,
-        request_id: str,
         trace: Trace,
     ) -> None:
         started = self._clock()
@@ -213,24 +212,38 @@ class GatewayProxy:
             raw = await read_body(receive, self._max_body_bytes, self._body_timeout_s)
         elif len(raw) > self._max_body_bytes:
             raise body_too_large(self._max_body_bytes)
+        admitted: Admitted | None = None
+        regions: tuple[str, ...] = ()
         with trace.step("kvrun.admission") as step:
-            admitted = await self._admission.admit(route, caller, raw, request_id, step)
-        trace.note(governed=admitted.governed, stream=admitted.stream)
-        if not admitted.governed:
-            self._metrics.uncached.inc()
+            try:
+                admitted = await self._admission.admit(route, caller, raw, trace=step)
+                tracker.request_id = admitted.request_id
+            except KvrunError as error:
+                regions = self._elsewhere.regions(error, headers)
+                if not regions:
+                    raise
+        if admitted is not None:
+            trace.note(governed=admitted.governed, stream=admitted.stream)
+            if not admitted.governed:
+                self._metrics.uncached.inc()
         task = asyncio.current_task()
         assert task is not None
         client.cancel_when_left(task)  # which hangs up on the engine
         try:
-            with self._running.hold(admitted.tenant, admitted.session):
+            with self._held(admitted):
                 with trace.step("kvrun.first_byte", SpanKind.CLIENT) as step:
-                    asked = self._engine.request(
-                        "POST", route.path, request_id, admitted.body, step.traceparent
-                    )
+                    sent = ("POST", route.path, tracker.request_id)
+                    if admitted is not None:
+                        asked = self._engine.request(*sent, admitted.body, step.traceparent)
+                    else:
+                        asked = self._elsewhere.request(
+                            regions, *sent, raw, step.traceparent, headers
+                        )
                     answer = await self._ask(asked)
                 self._metrics.first_byte.observe(self._clock() - started)
                 try:
-                    await self._pass_on(answer, client, tracker, request_id, admitted)
+                    secrets = admitted.secrets if admitted is not None else ()
+                    await self._pass_on(answer, client, tracker, secrets)
                 finally:
                     answer.close()
         except asyncio.CancelledError:
@@ -240,16 +253,21 @@ class GatewayProxy:
         finally:
             client.stop_watching()
 
+    def _held(self, admitted: Admitted | None) -> AbstractContextManager[None]:
+        """What ends the request where its session is erased here."""
+        if admitted is None:
+            return nullcontext()
+        return self._running.hold(admitted.tenant, admitted.session)
+
     async def _pass_on(
         self,
         answer: EngineAnswer,
         client: ClientConnection,
         tracker: _Tracker,
-        request_id: str,
-        admitted: Admitted,
+        secrets: Sequence[str],
     ) -> None:
+        request_id = tracker.request_id
         if answer.status != 200 or not answer.content_type.startswith("text/event-stream"):
-            secrets = [admitted.salt] + ([admitted.claim] if admitted.claim is not None else [])
             await self._pass_whole(answer, tracker.send, request_id, secrets=secrets)
             return
         tracker.status = 200
@@ -318,11 +336,24 @@ class GatewayProxy:
 
 
 class _Tracker:
-    """Knows whether an answer has begun, and with which status."""
+    """Knows a request's id, whether its answer has begun, and with which status."""
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, new_request_id: Callable[[], str]) -> None:
         self.raw_send = send
         self.status = 0
+        self._request_id = ""
+        self._new_request_id = new_request_id
+
+    @property
+    def request_id(self) -> str:
+        """The id that admission gave; before that, or without it, a new one."""
+        if not self._request_id:
+            self._request_id = self._new_request_id()
+        return self._request_id
+
+    @request_id.setter
+    def request_id(self, request_id: str) -> None:
+        self._request_id = request_id
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -339,12 +370,15 @@ class _Tracker:
 def _engine_error(body: bytes, status: int) -> bytes:
     """The engine's error if it is one in OpenAI's shape, otherwise one of ours for it."""
     try:
-        msgspec.json.decode(body, type=_ErrorShape)
+        told = msgspec.json.decode(body, type=_EngineError)
     except (msgspec.DecodeError, RecursionError):
-        return GatewayError(
-            f"the engine answered with status {status}", status=status, code="engine_error"
-        ).body()
-    return scrub_json(body)
+        told = _EngineError()
+    if told.error is not None:
+        return scrub_json(body)
+    # SGLang's errors are flat; what failed inside it is nobody's business.
+    message = told.message if told.object == "error" and status < 500 else ""
+    message = message or f"the engine answered with status {status}"
+    return GatewayError(message, status=status, code="engine_error").body()
 
 
 _EVENTS_HEAD = (
@@ -360,5 +394,7 @@ class _ErrorDetail(msgspec.Struct):
     message: str
 
 
-class _ErrorShape(msgspec.Struct):
-    error: _ErrorDetail
+class _EngineError(msgspec.Struct):
+    error: _ErrorDetail | None = None
+    object: str = ""
+    message: str = ""

@@ -10,6 +10,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Protocol
 
+import msgspec
+
 from kvrun.errors import KvrunError
 
 RETRY_AFTER_FAILURE_S = 0.5
@@ -46,6 +48,27 @@ class SessionGranter(Protocol):
         """Raises a KvrunError of status 429 beyond the tenant's limit of sessions."""
 
 
+class ReadyClaim(msgspec.Struct, frozen=True):
+    """A signed claim for one engine request that has not come yet, with the request's id."""
+
+    token: str
+    request_id: str
+    key_id: str
+    issued_at: int
+
+
+class OpenSession:
+    """A session's grant. ``ready`` is a claim signed ahead for it; it ends with the grant."""
+
+    __slots__ = ("asked", "generation", "ready", "salt")
+
+    def __init__(self, grant: SessionGrant) -> None:
+        self.salt = grant.salt
+        self.generation = grant.generation
+        self.ready: ReadyClaim | None = None
+        self.asked = False
+
+
 class SessionDirectory:
     """Grants by (tenant, session), at most ``capacity`` of them, least recently used go first."""
 
@@ -61,8 +84,8 @@ class SessionDirectory:
         self._capacity = capacity
         self._timeout_s = timeout_s
         self._clock = clock
-        self._grants: OrderedDict[tuple[str, str], SessionGrant] = OrderedDict()
-        self._opening: dict[tuple[str, str], asyncio.Task[SessionGrant]] = {}
+        self._grants: OrderedDict[tuple[str, str], OpenSession] = OrderedDict()
+        self._opening: dict[tuple[str, str], asyncio.Task[OpenSession]] = {}
         self._quiet_until = float("-inf")
 
     @property
@@ -70,14 +93,14 @@ class SessionDirectory:
         """Whom it asks."""
         return self._granter
 
-    def cached(self, tenant: str, session: str) -> SessionGrant | None:
+    def cached(self, tenant: str, session: str) -> OpenSession | None:
         """The grant if it is at hand, without asking the daemon."""
         grant = self._grants.get((tenant, session))
         if grant is not None:
             self._grants.move_to_end((tenant, session))
         return grant
 
-    async def grant(self, tenant: str, session: str) -> SessionGrant | None:
+    async def grant(self, tenant: str, session: str) -> OpenSession | None:
         """The session's grant, or None while the daemon cannot be asked.
 
         Raises the daemon's own refusal (KvrunError of status 403 or 429).
@@ -99,7 +122,8 @@ class SessionDirectory:
             grant = await asyncio.wait_for(asyncio.shield(task), self._timeout_s)
             if grant.generation or first:
                 return grant
-            return await asyncio.wait_for(self._granter.open_session(*key), self._timeout_s)
+            asked = self._granter.open_session(*key)
+            return OpenSession(await asyncio.wait_for(asked, self._timeout_s))
         except asyncio.CancelledError:
             if task.cancelled():
                 return None
@@ -140,10 +164,10 @@ class SessionDirectory:
     def __len__(self) -> int:
         return len(self._grants)
 
-    async def _open(self, key: tuple[str, str]) -> SessionGrant:
+    async def _open(self, key: tuple[str, str]) -> OpenSession:
         task = asyncio.current_task()
         try:
-            grant = await self._granter.open_session(*key)
+            grant = OpenSession(await self._granter.open_session(*key))
             if self._opening.get(key) is task and grant.generation:
                 self._grants[key] = grant
                 while len(self._grants) > self._capacity:
@@ -154,7 +178,7 @@ class SessionDirectory:
                 del self._opening[key]
 
 
-def _mark_retrieved(task: asyncio.Task[SessionGrant]) -> None:
+def _mark_retrieved(task: asyncio.Task[OpenSession]) -> None:
     """Every waiter may have timed out: asyncio would then warn of an error nobody looked at."""
     if not task.cancelled():
         task.exception()

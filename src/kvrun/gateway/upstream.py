@@ -7,6 +7,7 @@ and needs no redirects, cookies, proxies or compression.
 
 import asyncio
 import re
+import ssl
 from collections.abc import Awaitable, Callable
 from typing import Self
 
@@ -87,13 +88,17 @@ class Engine:
         api_key: str | None,
         connect_timeout_s: float,
         response_timeout_s: float,
+        host: str = "engine",
+        tls: ssl.SSLContext | None = None,
     ) -> None:
+        """``host`` and ``tls`` are for another gateway in an engine's place, on any machine."""
         self._url = url
+        self._tls = tls
         self._connect_timeout_s = connect_timeout_s
         self._response_timeout_s = response_timeout_s
         credential = f"authorization: Bearer {api_key}\r\n" if api_key is not None else ""
         self._fixed = (
-            "host: engine\r\nuser-agent: kvrun-gateway\r\naccept: */*\r\n"
+            f"host: {host}\r\nuser-agent: kvrun-gateway\r\naccept: */*\r\n"
             f"accept-encoding: identity\r\n{credential}"
         ).encode()
         self._idle: list[EngineConnection] = []
@@ -118,10 +123,12 @@ class Engine:
         request_id: str,
         body: bytes | None = None,
         traceparent: str = "",
+        headers: bytes = b"",
     ) -> EngineAnswer:
         """Send one request. Raises EngineUnavailableError or EngineTimeoutError.
 
-        ``traceparent`` is a valid one (W3C Trace Context) or empty.
+        ``traceparent`` is a valid one (W3C Trace Context) or empty; ``headers`` are more lines of
+        the head, each with its end.
         """
         head = b"%b %b HTTP/1.1\r\n%bx-request-id: %b\r\n" % (
             method.encode(),
@@ -133,7 +140,7 @@ class Engine:
             head += b"content-type: application/json\r\ncontent-length: %d\r\n" % len(body)
         if traceparent:
             head += b"traceparent: %b\r\n" % traceparent.encode("ascii")
-        head += b"\r\n"
+        head += headers + b"\r\n"
         kept = self._kept_connection()
         if kept is not None:
             try:
@@ -182,7 +189,7 @@ class Engine:
                     _, made = await loop.create_unix_connection(make, self._url[5:])
                 else:
                     host, port = _host_and_port(self._url)
-                    _, made = await loop.create_connection(make, host, port)
+                    _, made = await loop.create_connection(make, host, port, ssl=self._tls)
         except OSError:  # TimeoutError included
             raise EngineUnavailableError from None
         return made

@@ -36,12 +36,14 @@ class ParentResult:
 def plan_erasure(config: KvrunConfig, asked: Mapping[str, str], *, offline: bool) -> Plan:
     """What the erasure would reach; ``offline`` allows opening a stopped deployment's keys.
 
-    With ``confirm`` it raises ConfirmationError where that token does not confirm the erasure now.
+    With ``confirm`` it raises ConfirmationError where that token does not confirm the erasure now;
+    with ``agreed`` as well the token may be as old as a second person's word.
     """
 
     def here(erasures: Erasures) -> Plan:
         request = erasure_request(asked)
-        return erasures.plan(request.scope, request.confirm)
+        lifetime_s = request.token_lifetime_s
+        return erasures.plan(request.scope, request.confirm, lifetime_s=lifetime_s)
 
     answer = _ask(config, "erase_plan", asked, here, offline)
     return msgspec.json.decode(answer, type=Plan)

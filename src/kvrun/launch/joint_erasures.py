@@ -19,7 +19,7 @@ from kvrun.erasure.certificate import ChildEntry, ChildOutcome, RequestKind
 from kvrun.erasure.commitment import ErasedSubject
 from kvrun.erasure.errors import ErasureError
 from kvrun.erasure.joint_request import JointRequest, JointRequestStore, new_request
-from kvrun.erasure.plan import ConfirmationError, ErasureScope, Plan, add_tiers
+from kvrun.erasure.plan import ConfirmationError, ErasureScope
 from kvrun.errors import KvrunError
 from kvrun.launch.erasing import ParentResult, certify_parent, erase, plan_erasure
 
@@ -93,21 +93,6 @@ class JointErased:
     children: list[ChildEntry]
     problems: dict[str, str]
     openings: dict[str, str]
-
-
-def sum_plans(workspace: str, plans: Sequence[Plan]) -> Plan:
-    """One plan over all of them; its token is theirs, joined."""
-    return Plan(
-        kind=plans[0].kind,
-        workspace=workspace,
-        deployment=", ".join(plan.deployment for plan in plans),
-        tenants=sum(plan.tenants for plan in plans),
-        sessions=sum(plan.sessions for plan in plans),
-        requests=sum(plan.requests for plan in plans),
-        tiers=add_tiers(tier for plan in plans for tier in plan.tiers),
-        claim_class=", ".join(sorted({plan.claim_class for plan in plans})),
-        token=BETWEEN_TOKENS.join(plan.token for plan in plans),
-    )
 
 
 def targets_of(

@@ -10,7 +10,7 @@ import msgspec
 
 from kvrun.claims.claim import key_id_of
 from kvrun.claims.keyfile import load_verification_key
-from kvrun.config import KvrunConfig
+from kvrun.config import DataLayout, KvrunConfig
 from kvrun.errors import KvrunError
 from kvrun.gateway.apikeys import load_api_keys
 from kvrun.gateway.apikeys_file import revoke_api_key, rotate_api_key
@@ -31,6 +31,7 @@ class KeyKind(Enum):
     INSTANCE = "instance"
     CHECKPOINT = "checkpoint"
     CERTIFICATE = "certificate"
+    EVIDENCE = "evidence"
     EPOCH = "epoch"
     ROOT = "root"
 
@@ -39,6 +40,7 @@ SIGNING_PURPOSES = {
     KeyKind.INSTANCE: KeyPurpose.INSTANCE,
     KeyKind.CHECKPOINT: KeyPurpose.CHECKPOINT,
     KeyKind.CERTIFICATE: KeyPurpose.CERTIFICATE,
+    KeyKind.EVIDENCE: KeyPurpose.EVIDENCE,
 }
 DEFAULT_OVERLAP_S = {
     KeyKind.API: 7 * DAY_S,
@@ -46,6 +48,7 @@ DEFAULT_OVERLAP_S = {
     # A collector that has remembered the earlier key must still recognise the log.
     KeyKind.CHECKPOINT: 90 * DAY_S,
     KeyKind.CERTIFICATE: HOUR_S,
+    KeyKind.EVIDENCE: HOUR_S,
 }
 
 
@@ -109,10 +112,17 @@ class KeyInventory:
             note = f"key {key_id} is valid for {overlap_s} s more; gateways know within a second"
             return Rotated(kind=kind.value, id=record.id, note=note, secret=text)
         if kind in SIGNING_PURPOSES:
-            ring = SigningRing(self.config.layout.signing_keys, now=self.now)
-            made = ring.rotate(SIGNING_PURPOSES[kind], valid_for_s=valid_for_s, overlap_s=overlap_s)
-            note = f"earlier keys sign for at most {overlap_s} s more; export trust anchors again"
-            return Rotated(kind=kind.value, id=made.key_id, note=note)
+            purpose = SIGNING_PURPOSES[kind]
+            made = [
+                ring.rotate(purpose, valid_for_s=valid_for_s, overlap_s=overlap_s).key_id
+                for ring in self._rings_of(purpose)
+            ]
+            note = f"earlier keys sign for at most {overlap_s} s more; " + (
+                "daemons show the new one from their next start on"
+                if kind is KeyKind.INSTANCE
+                else "export trust anchors again"
+            )
+            return Rotated(kind=kind.value, id=", ".join(made), note=note)
         facts = self._ask(f"rotate_{kind.value}")
         if kind is KeyKind.EPOCH:
             return Rotated(kind="epoch", id=str(facts.epoch), note="the epoch before is destroyed")
@@ -120,9 +130,9 @@ class KeyInventory:
 
     def revoke(self, key_id: str) -> KeyEntry:
         """Revoke a signing key, or end an API key, now. Raises KvrunError."""
-        ring = self._ring()
-        signing = ring.all_keys() if ring is not None else []
-        if ring is not None and any(key.key_id == key_id for key in signing):
+        rings = (self._ring(), self._bundle_ring())
+        ring = next((ring for ring in rings if ring and key_id in _ids(ring)), None)
+        if ring is not None:
             ring.revoke(key_id)
         else:
             revoke_api_key(self._api_file(), key_id, now=int(self.now()))
@@ -183,23 +193,13 @@ class KeyInventory:
         ]
 
     def _signing(self) -> list[KeyEntry]:
-        ring = self._ring()
-        if ring is None:
-            return []
-        now = self.now()
-        keys = ring.all_keys()
-        newest = {key.purpose: key.key_id for key in keys if key.problem(now) is None}
-        return [
-            KeyEntry(
-                kind=key.purpose.value,
-                id=key.key_id,
-                state=_state(key, now, newest.get(key.purpose, "")),
-                created_at=key.created_at,
-                valid_until=key.valid_until,
-                revoked_at=key.revoked_at,
-            )
-            for key in sorted(keys, key=lambda key: (key.purpose.value, key.serial))
-        ]
+        ring, bundles = self._ring(), self._bundle_ring()
+        own = _entries(ring.all_keys(), self.now()) if ring is not None else []
+        if bundles is None:
+            return own
+        return own + _entries(
+            bundles.all_keys(KeyPurpose.EVIDENCE), self.now(), "the control plane's, of bundles"
+        )
 
     def _hierarchy(self) -> list[KeyEntry]:
         try:
@@ -229,8 +229,41 @@ class KeyInventory:
         folder = self.config.layout.signing_keys
         return SigningRing(folder, now=self.now) if folder.is_dir() else None
 
+    def _bundle_ring(self) -> SigningRing | None:
+        """The ring whose evidence key signs bundles; the deployment's own signs all else."""
+        folder = DataLayout(self.config.control_home).control / "signing"
+        return SigningRing(folder, now=self.now) if folder.is_dir() else None
+
+    def _rings_of(self, purpose: KeyPurpose) -> list[SigningRing]:
+        """Those in which a key of this purpose is in use; the deployment's own where none is."""
+        own = SigningRing(self.config.layout.signing_keys, now=self.now)
+        if purpose is not KeyPurpose.EVIDENCE:
+            return [own]
+        rings = [ring for ring in (own, self._bundle_ring()) if ring and ring.all_keys(purpose)]
+        return rings or [own]
+
     def _api_file(self) -> Path:
         return self.config.gateway.api_keys_file or self.config.layout.api_keys
+
+
+def _ids(ring: SigningRing) -> set[str]:
+    return {key.key_id for key in ring.all_keys()}
+
+
+def _entries(keys: list[SigningKey], now: float, note: str = "") -> list[KeyEntry]:
+    newest = {key.purpose: key.key_id for key in keys if key.problem(now) is None}
+    return [
+        KeyEntry(
+            kind=key.purpose.value,
+            id=key.key_id,
+            state=_state(key, now, newest.get(key.purpose, "")),
+            created_at=key.created_at,
+            valid_until=key.valid_until,
+            revoked_at=key.revoked_at,
+            note=note,
+        )
+        for key in sorted(keys, key=lambda key: (key.purpose.value, key.serial))
+    ]
 
 
 def _state(key: SigningKey, now: float, newest: str) -> str:

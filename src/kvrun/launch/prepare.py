@@ -48,6 +48,8 @@ def resolve(
     asked = config.deployment
     if config.engine.kind == "llama.cpp":
         file = resolve_gguf(asked.model, progress)
+        # What was put beside the weights of a fine-tune is not what was evaluated.
+        _check_evaluation(config, file.parent, progress)
         model, folder, maximum = str(file), None, gguf_maximum(file)
     else:
         model = resolve_model(asked.model, progress)

@@ -135,7 +135,8 @@ def prepare_run_folder(layout: DataLayout) -> None:
 def write_private(path: Path, text: str) -> None:
     """Write a 0600 file in one step; a reader sees all of it or what was there before."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    temporary.unlink(missing_ok=True)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with os.fdopen(descriptor, "w", encoding="ascii") as file:
         file.write(text)
     temporary.replace(path)

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from kvrun.config import KvrunConfig, load_config
+from kvrun.errors import KvrunError
 from kvrun.gateway.apikeys import hash_api_key, make_api_key
 from kvrun.instance.handles import Reuse
 from kvrun.launch import prepare
@@ -28,11 +29,12 @@ from kvrun.launch.processes import (
     gateway_url,
     instance_spec,
 )
-from kvrun.launch.readiness import free_port
+from kvrun.launch.readiness import free_port, http_get
 from kvrun.launch.secrets import Launch, prepare_run_folder, remove_files, write_private
 from kvrun.launch.supervisor import ChildSpec, ChildState, Supervisor
 
 MODEL_NAME = "demo"
+_FLUSH, _FLUSH_TIMEOUT_S = "/flush_cache?timeout=10", 20.0
 _CONFIG = """\
 [deployment]
 model = {model}
@@ -55,10 +57,10 @@ kind = "{engine}"
 max_num_seqs = {seqs}
 extra_args = {extra}
 """
-_VLLM = """\
-enforce_eager = {eager}
-block_size = {block}
-"""
+_FURTHER = {
+    "vllm": "enforce_eager = {eager}\nblock_size = {block}\n",
+    "sglang": 'transport = "tcp"\nport = {engine_port}\nblock_size = {block}\n',
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +162,16 @@ class Stack:
         """Write every sealed block to the persistent tier."""
         self._ask("flush")
 
+    def empty_engine(self) -> None:
+        """Have SGLang forget what it keeps between requests. Raises KvrunError while it is busy."""
+        status, _ = http_get(engine_url(self.config), _FLUSH, timeout_s=_FLUSH_TIMEOUT_S)
+        if status != 200:
+            raise KvrunError("SGLang did not empty its cache: a request was running")
+
+    def known_in_storage(self) -> int:
+        """Bytes of sealed blocks that the daemon knows to be in Storage."""
+        return int(json.loads(self._ask("status"))["cache"]["object_bytes"])
+
     def erase(self, tenant: str) -> list[dict[str, object]]:
         """Erase a tenant's session."""
         erased: list[dict[str, object]] = json.loads(
@@ -208,7 +220,7 @@ class Stack:
         options = self.options
         record = {"id": MODEL_NAME, "sha256": hash_api_key(self.api_key)}
         write_private(folder / "api_keys.json", json.dumps({"keys": [record]}))
-        template = _CONFIG + (_VLLM if options.engine == "vllm" else "")
+        template = _CONFIG + _FURTHER.get(options.engine, "")
         self._file.write_text(
             template.format(
                 engine=options.engine,
@@ -220,6 +232,7 @@ class Stack:
                 memory=options.memory_bytes,
                 disk=options.disk_bytes,
                 port=free_port(),
+                engine_port=free_port(),
                 eager=json.dumps(options.enforce_eager),
                 seqs=options.max_num_seqs,
                 block=options.block_tokens,

@@ -113,6 +113,15 @@ class DeploymentView(BaseModel):
         )
 
 
+class MadeDeploymentView(DeploymentView):
+    """A deployment that was just made."""
+
+    warnings: list[str] = Field(
+        description="What its people should know before they start it: such as that its key root "
+        "cannot prove that keys are gone. The overview says it too."
+    )
+
+
 @router.get("/workspaces/{workspace_id}/deployments", summary="List a workspace's deployments")
 def list_deployments(
     services: ServicesNow,
@@ -135,9 +144,12 @@ def list_deployments(
 )
 def create_deployment(
     services: ServicesNow, actor: ActorNow, workspace_id: WorkspaceId, asked: Spec
-) -> DeploymentView:
+) -> MadeDeploymentView:
     """It is not started by this."""
-    return DeploymentView.of(services.create_deployment(actor, workspace_id, asked.spec()))
+    made = services.create_deployment(actor, workspace_id, asked.spec())
+    shown = DeploymentView.of(made)
+    fields = {name: getattr(shown, name) for name in type(shown).model_fields}
+    return MadeDeploymentView(**fields, warnings=list(services.views.warnings(made)))
 
 
 @router.get("/deployments/{deployment_id}", summary="Show a deployment")
@@ -200,11 +212,7 @@ def rebuild_deployment(
 ) -> DeploymentView:
     """A new instance of the same deployment, warm from what is stored; with a new spec if given."""
     spec = asked.spec() if asked is not None else None
-    if spec is not None:
-        found = services.find(actor, Permission.DEPLOY, deployment_id)
-        services.check_override(actor, found.workspace_id, spec)
-    found = services.ask(actor, "rebuild", deployment_id)
-    return DeploymentView.of(services.deployments.rebuild(found.id, spec))
+    return DeploymentView.of(services.rebuild_deployment(actor, deployment_id, spec))
 
 
 @router.post(

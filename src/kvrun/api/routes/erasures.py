@@ -76,7 +76,9 @@ class ErasedView(BaseModel):
     id: str = Field(description="Of the erasure and of its certificate.")
     claim_class: str
     sessions: int = Field(description="How many sessions' keys were destroyed.")
-    unacknowledged: list[str] = Field(description="Engines that have not confirmed yet.")
+    unacknowledged: list[str] = Field(
+        description="Engines and daemons that have not confirmed yet."
+    )
     opening: str = Field(
         description="Proves whom the certificate is about. It is in this answer and nowhere else."
     )
@@ -141,6 +143,7 @@ class ApprovalView(BaseModel):
     workspace_id: str
     deployment_id: str | None
     operation: str
+    subject: str = Field(description="The label that it is about, of an erasure by label.")
     asked_by: str
     asked_at: int
     expires_at: int

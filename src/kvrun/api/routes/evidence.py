@@ -79,8 +79,12 @@ class ControlView(BaseModel):
     requirement: str
     title: str
     evidence: str
-    state: str = Field(description="present, or none_in_period.")
-    counted: dict[str, int] = Field(description="What the state was judged by.")
+    state: str = Field(
+        description="present, none_in_period, or not_known_now: Storage cannot be used."
+    )
+    counted: dict[str, int] = Field(
+        description="What the state was judged by, as far as it is known."
+    )
     files: list[str] = Field(description="What of a bundle it stands for.")
     command: str = Field(description="What checks it.")
 

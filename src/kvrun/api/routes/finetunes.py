@@ -14,9 +14,12 @@ from kvrun.api.dependencies import ActorNow, DeploymentId, ServicesNow, Workspac
 from kvrun.finetune.errors import FineTuneMissingError
 from kvrun.finetune.evaluation import STATEMENT_NAME, Evaluation
 from kvrun.finetune.store import JobView, Kept
+from kvrun.finetune.training import Plan
 
 router = APIRouter(tags=["fine-tunes"])
-_ONE = "/workspaces/{workspace_id}/finetunes/{name}"
+_ALL = "/workspaces/{workspace_id}/finetunes"
+_ONE = _ALL + "/{name}"
+_PLAN = Plan()
 _Name = Annotated[
     str, Path(max_length=63, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="Its name.")
 ]
@@ -31,6 +34,18 @@ class ScoreView(BaseModel):
     exact_matches: int
     examples: int
     answer_tokens: int
+
+
+class TaskScoreView(BaseModel):
+    """One metric of a task of lm-eval."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    task: str
+    metric: str
+    examples: int
+    base: float
+    tuned: float
 
 
 class EvaluationView(BaseModel):
@@ -51,6 +66,7 @@ class EvaluationView(BaseModel):
     device: str
     base_score: ScoreView
     tuned_score: ScoreView
+    task_scores: list[TaskScoreView] = Field(description="Of the tasks that were named, if any.")
 
     @classmethod
     def of(cls, found: Evaluation) -> EvaluationView:
@@ -71,6 +87,10 @@ class EvaluationView(BaseModel):
             device=found.machine.device,
             base_score=ScoreView.model_validate(found.base_score),
             tuned_score=ScoreView.model_validate(found.tuned_score),
+            task_scores=[
+                TaskScoreView.model_validate(item)
+                for item in (found.tasks.scores if found.tasks is not None else ())
+            ],
         )
 
 
@@ -100,6 +120,7 @@ class FineTuneJobView(BaseModel):
     step: int
     steps: int
     loss: float | None
+    what: str = Field(description="What is done now: training, evaluating.")
     said: str = Field(description="Why it failed.")
 
     @classmethod
@@ -113,6 +134,7 @@ class FineTuneJobView(BaseModel):
             step=note.step,
             steps=note.steps,
             loss=note.loss,
+            what=note.what,
             said=note.said,
         )
 
@@ -139,6 +161,52 @@ class ServedEvaluationView(BaseModel):
     evaluation: EvaluationView | None
 
 
+class FineTuneOrder(BaseModel):
+    """What to train. The examples are kept until the job is done, and no longer."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str = Field(max_length=63, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    base: str = Field(
+        min_length=1,
+        max_length=1000,
+        description='A folder, a Hugging Face id that is on the machine, or "demo".',
+    )
+    data: str = Field(
+        min_length=1,
+        description="Examples as JSON Lines; `control.max_body_bytes` bounds the whole request.",
+    )
+    eval_data: str = Field(default="", description="Examples to evaluate with; else one in ten.")
+    epochs: int = Field(default=_PLAN.epochs, ge=1, le=1000)
+    batch_size: int = Field(default=_PLAN.batch_size, ge=1, le=1024)
+    learning_rate: float = Field(default=_PLAN.learning_rate, gt=0, le=1)
+    rank: int = Field(default=_PLAN.rank, ge=1, le=1024)
+    alpha: int = Field(default=_PLAN.alpha, ge=1, le=4096)
+    max_tokens: int = Field(default=_PLAN.max_tokens, ge=1, le=1_000_000)
+    seed: int = Field(default=_PLAN.seed, ge=0, lt=2**31)
+    tasks: list[Annotated[str, Field(min_length=1, max_length=200)]] = Field(
+        default=[], max_length=50, description="Tasks of lm-eval to measure both models in."
+    )
+    task_files: dict[str, str] = Field(
+        default={},
+        description="Their YAML files and examples (JSON Lines), contents by name.",
+    )
+
+    @property
+    def asked(self) -> finetunes.Asked:
+        """As it is begun."""
+        plan = self.model_dump(include=set(Plan.__struct_fields__))
+        return finetunes.Asked(
+            name=self.name,
+            base=self.base,
+            data=self.data,
+            eval_data=self.eval_data,
+            plan=Plan(**plan),
+            tasks=tuple(self.tasks),
+            task_files=self.task_files,
+        )
+
+
 class CancelledView(BaseModel):
     """Whether a process was there to be asked."""
 
@@ -156,6 +224,17 @@ def list_finetunes(
         items=[FineTuneView.of(item) for item in found.kept],
         jobs=[FineTuneJobView.of(item) for item in found.jobs],
     )
+
+
+@router.post(_ALL, summary="Make a fine-tune", status_code=status.HTTP_202_ACCEPTED)
+def create_finetune(
+    services: ServicesNow, actor: ActorNow, workspace_id: WorkspaceId, asked: FineTuneOrder
+) -> FineTuneJobView:
+    """Trains a LoRA adapter in a process of its own, merges it, evaluates base and result, and
+    signs. One is made at a time, with `control.finetune_memory_bytes` of memory at most. Ask for
+    the list to see how far it is."""
+    note = finetunes.start(services, actor, workspace_id, asked.asked)
+    return FineTuneJobView.of(JobView(note, True))
 
 
 @router.get(_ONE, summary="Check a fine-tune")
@@ -194,8 +273,21 @@ def get_finetune_statement(
 def cancel_finetune(
     services: ServicesNow, actor: ActorNow, workspace_id: WorkspaceId, name: _Name
 ) -> CancelledView:
-    """It stops after its current step; `kvrun finetune resume` goes on."""
+    """It stops after its current step; resuming it goes on from its last checkpoint."""
     return CancelledView(asked=finetunes.cancel(services, actor, workspace_id, name))
+
+
+@router.post(
+    _ONE + "/resume",
+    summary="Go on with a fine-tune's job",
+    status_code=status.HTTP_202_ACCEPTED,
+)
+def resume_finetune(
+    services: ServicesNow, actor: ActorNow, workspace_id: WorkspaceId, name: _Name
+) -> FineTuneJobView:
+    """One that was cancelled, failed or was cut short, from its last checkpoint."""
+    note = finetunes.resume(services, actor, workspace_id, name)
+    return FineTuneJobView.of(JobView(note, True))
 
 
 @router.delete(_ONE, summary="Delete a fine-tune", status_code=status.HTTP_204_NO_CONTENT)

@@ -66,7 +66,7 @@ class IsolationOptions(BaseModel):
     )
     words: int = Field(default=_DEFAULT.words, ge=20, le=100_000, description="Prompts' length.")
     restart: bool = Field(
-        default=False, description="Restart the deployment, to test the persistent tier."
+        default=False, description="Restart the deployment, to test what comes back."
     )
 
 

@@ -21,6 +21,18 @@ class PolicyLookView(BaseModel):
     problems: list[str] = Field(description="What was wrong, with file, line and column.")
 
 
+class PolicySweepView(BaseModel):
+    """What had to leave since the revision came into force, by tier."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    revision: str
+    done: bool = Field(description="Nothing is left to be looked for.")
+    sessions: int = Field(description="From which something left.")
+    blocks: dict[str, int]
+    size_bytes: dict[str, int]
+
+
 class PolicyStateView(BaseModel):
     """Which policy a deployment follows and runs. Times in seconds since 1970."""
 
@@ -29,8 +41,12 @@ class PolicyStateView(BaseModel):
     mode: str = Field(description="enforce, warn or off.")
     repository: str | None
     ref: str
-    region: str = Field(description="As declared; it is not checked.")
-    storage_region: str = Field(description="As declared; it is not checked.")
+    region: str = Field(description="Of the instance, as declared.")
+    region_seen: str = Field(description="What the cloud says; empty where nobody said.")
+    region_standing: str = Field(description="unverified, verified or mismatch: what was seen.")
+    storage_region: str = Field(description="Of the Storage, as declared.")
+    storage_seen: str = Field(description="What the object store says; empty where it did not.")
+    storage_standing: str = Field(description="unverified, verified or mismatch: what was seen.")
     revision: str = Field(description="What should be in force: a commit, or builtin-1.")
     author: str
     subject: str
@@ -41,6 +57,7 @@ class PolicyStateView(BaseModel):
     standing: str
     drift: str = Field(description="Why the two differ; empty where they do not.")
     refused: int | None = Field(description="Placements refused since the instance started.")
+    sweep: PolicySweepView | None = Field(description="Null where nobody answers.")
     last: PolicyLookView | None
     history: list[PolicyLookView]
 

@@ -1,9 +1,12 @@
 """Signing in and out, and who one is."""
 
-from typing import Annotated, Literal
+from collections.abc import Callable, Coroutine
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request, Response, status
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import RedirectResponse
+from fastapi.routing import APIRoute
 from pydantic import BaseModel, ConfigDict, Field
 
 from kvrun.accounts.actor import Actor, ActorKind, Role, Scope
@@ -13,8 +16,32 @@ from kvrun.accounts.records import SignIn
 from kvrun.api import cookies
 from kvrun.api.dependencies import ActorNow, ServicesNow, read_session
 from kvrun.api.services import Services
+from kvrun.errors import KvrunError
+
+
+class _BrowserRoute(APIRoute):
+    """A route that browsers are sent to. Where ``app.state.sign_in_failed`` makes pages, what goes
+    wrong is said on one: a person waits there."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """The handler with its errors."""
+        inner = super().get_route_handler()
+
+        async def handler(request: Request) -> Response:
+            try:
+                return await inner(request)
+            except (KvrunError, RequestValidationError) as error:
+                page = getattr(request.app.state, "sign_in_failed", None)
+                if page is None or "text/html" not in request.headers.get("accept", ""):
+                    raise
+                answer: Response = page(request, error)
+                return answer
+
+        return handler
+
 
 router = APIRouter(tags=["sign-in"])
+_browsers = APIRouter(route_class=_BrowserRoute)
 
 
 class SignInMethods(BaseModel):
@@ -60,7 +87,7 @@ def claim_owner_link(
     return _me(services, sign_in_with_link(request, response, services, asked.token))
 
 
-@router.get(
+@_browsers.get(
     "/sign-in/oidc",
     summary="Sign in at the identity provider",
     status_code=status.HTTP_303_SEE_OTHER,
@@ -78,7 +105,7 @@ def start_oidc(services: ServicesNow) -> Response:
     return answer
 
 
-@router.get(
+@_browsers.get(
     "/sign-in/oidc/callback",
     summary="Come back from the identity provider",
     status_code=status.HTTP_303_SEE_OTHER,
@@ -111,6 +138,9 @@ def finish_oidc(
     cookies.drop_flow(answer, services.settings)
     _put(answer, services, opened)
     return answer
+
+
+router.include_router(_browsers)
 
 
 @router.post("/sign-out", summary="Sign out", status_code=status.HTTP_204_NO_CONTENT)

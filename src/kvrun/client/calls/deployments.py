@@ -11,14 +11,22 @@ from kvrun.client.results.deployments import (
     Cache,
     Deleted,
     Deployment,
+    DeploymentSpec,
     EndUser,
     Imported,
     ImportedList,
+    MadeDeployment,
     Overview,
     Place,
     PolicyState,
     Session,
     TenantNote,
+)
+from kvrun.client.results.policies import (
+    PolicyComparison,
+    PolicyRevisions,
+    PolicySimulation,
+    PolicyViolations,
 )
 
 
@@ -42,11 +50,13 @@ def create_deployment(
     gpu_ids: Sequence[int] | None = None,
     allow_shared_gpu: bool | None = None,
     settings: Mapping[str, str | int | bool] | None = None,
-) -> Call[Deployment]:
+) -> Call[MadeDeployment]:
     """Make a deployment; it is not started.
 
-    ``multi_tenant``: a product with customers in it, so that every request must name its end user;
-    False: an internal tool. ``model`` is a folder, a Hugging Face id, ``demo`` or ``tiny``.
+    ``warnings`` of the answer say what to know before that, such as that its key root cannot prove
+    that keys are gone. ``multi_tenant``: a product with customers in it, so that every request must
+    name its end user; False: an internal tool. ``model`` is a folder, a Hugging Face id, ``demo``
+    or ``tiny``.
     """
     body = given(
         name=name,
@@ -63,7 +73,7 @@ def create_deployment(
         settings=dict(settings) if settings is not None else None,
     )
     place = path("workspaces", workspace_id, "deployments")
-    return Call("POST", place, Deployment, body=body, timeout_s=LONG_S)
+    return Call("POST", place, MadeDeployment, body=body, timeout_s=LONG_S)
 
 
 def get_deployment(deployment_id: str) -> Call[Deployment]:
@@ -86,9 +96,13 @@ def restart_deployment(deployment_id: str) -> Call[Deployment]:
     return _command(deployment_id, "restart")
 
 
-def rebuild_deployment(deployment_id: str) -> Call[Deployment]:
-    """Have a new instance of the deployment made, warm from what is stored."""
-    return _command(deployment_id, "rebuild")
+def rebuild_deployment(deployment_id: str, spec: DeploymentSpec | None = None) -> Call[Deployment]:
+    """Have a new instance of the deployment made, warm from what is stored; of another ``spec``
+    where one is given: ``msgspec.structs.replace(deployment.spec, ...)``."""
+    place = path("deployments", deployment_id, "rebuild")
+    if spec is None:
+        return Call("POST", place, Deployment)
+    return Call("POST", place, Deployment, body=msgspec.to_builtins(spec), timeout_s=LONG_S)
 
 
 def drain_deployment(deployment_id: str) -> Call[Deployment]:
@@ -135,6 +149,46 @@ def get_cache(deployment_id: str) -> Call[Cache]:
 def get_policy(deployment_id: str) -> Call[PolicyState]:
     """Which residency policy is followed and in force, and what was refused."""
     return Call("GET", path("deployments", deployment_id, "policy"), PolicyState)
+
+
+def list_policy_revisions(deployment_id: str) -> Call[PolicyRevisions]:
+    """The active revision of the policy, those before it, and those that were refused."""
+    place = path("deployments", deployment_id, "policy", "revisions")
+    return Call("GET", place, PolicyRevisions)
+
+
+def compare_policies(
+    deployment_id: str, after: str, *, before: str = "active"
+) -> Call[PolicyComparison]:
+    """Which files, policies and decisions differ between two revisions.
+
+    A revision is ``active``, a commit, or a branch or tag of the repository, which is fetched.
+    """
+    place = path("deployments", deployment_id, "policy", "diff")
+    asked = query(after=after, before=before)
+    return Call("GET", place, PolicyComparison, query=asked, timeout_s=LONG_S)
+
+
+def simulate_policy(
+    deployment_id: str, revision: str = "active", *, hours: int = 24
+) -> Call[PolicySimulation]:
+    """What a revision would have decided about the placements on record of the last hours."""
+    place = path("deployments", deployment_id, "policy", "simulation")
+    asked = query(revision=revision, hours=hours)
+    return Call("GET", place, PolicySimulation, query=asked, timeout_s=LONG_S)
+
+
+def list_policy_violations(deployment_id: str, *, hours: int = 24) -> Call[PolicyViolations]:
+    """What the policy did not allow in the last hours, and what is misplaced now."""
+    place = path("deployments", deployment_id, "policy", "violations")
+    asked = query(hours=hours)
+    return Call("GET", place, PolicyViolations, query=asked, timeout_s=LONG_S)
+
+
+def sync_policy(deployment_id: str) -> Call[None]:
+    """Have the policy's repository looked at within seconds."""
+    place = path("deployments", deployment_id, "policy", "sync")
+    return Call("POST", place, None, repeatable=True)
 
 
 def get_process_log(

@@ -1,9 +1,12 @@
 """Fine-tunes with their evaluations, and isolation self-tests."""
 
+from collections.abc import Mapping, Sequence
+
 from kvrun.client.call import LONG_S, Call, path
 from kvrun.client.results.models import (
     Cancelled,
     CheckedFineTune,
+    FineTuneJob,
     FineTunes,
     IsolationResult,
     IsolationResults,
@@ -25,6 +28,53 @@ def get_finetune(workspace_id: str, name: str) -> Call[CheckedFineTune]:
 def get_finetune_statement(workspace_id: str, name: str) -> Call[bytes]:
     """The signed statement over a fine-tune's files and its evaluation."""
     return Call("GET", path("workspaces", workspace_id, "finetunes", name, "statement"), bytes)
+
+
+def create_finetune(
+    workspace_id: str,
+    *,
+    name: str,
+    base: str,
+    data: str,
+    eval_data: str = "",
+    epochs: int = 3,
+    batch_size: int = 4,
+    learning_rate: float = 2e-4,
+    rank: int = 8,
+    alpha: int = 16,
+    max_tokens: int = 1024,
+    seed: int = 0,
+    tasks: Sequence[str] = (),
+    task_files: Mapping[str, str] | None = None,
+) -> Call[FineTuneJob]:
+    """Begin a fine-tune; the list says how far it is.
+
+    ``data`` and ``eval_data`` are examples as JSON Lines; without the latter one in ten is held
+    out. ``tasks`` names tasks of lm-eval in ``task_files``: YAML and JSON Lines, contents by name.
+    One fine-tune is made at a time.
+    """
+    body = {
+        "name": name,
+        "base": base,
+        "data": data,
+        "eval_data": eval_data,
+        "epochs": epochs,
+        "batch_size": batch_size,
+        "learning_rate": learning_rate,
+        "rank": rank,
+        "alpha": alpha,
+        "max_tokens": max_tokens,
+        "seed": seed,
+        "tasks": list(tasks),
+        "task_files": dict(task_files or {}),
+    }
+    return Call("POST", path("workspaces", workspace_id, "finetunes"), FineTuneJob, body=body)
+
+
+def resume_finetune(workspace_id: str, name: str) -> Call[FineTuneJob]:
+    """Go on with a job that was cancelled, failed or was cut short."""
+    place = path("workspaces", workspace_id, "finetunes", name, "resume")
+    return Call("POST", place, FineTuneJob)
 
 
 def cancel_finetune(workspace_id: str, name: str) -> Call[Cancelled]:
@@ -54,7 +104,7 @@ def run_isolation(
     """Test a running deployment with canary users; answers when it is done.
 
     ``rounds`` of times to first token, prompts of so many made-up ``words``; ``restart`` the
-    deployment, which the persistent tier needs.
+    deployment, to see what comes back.
     """
     body = {"rounds": rounds, "words": words, "restart": restart}
     place = path("deployments", deployment_id, "isolation")

@@ -70,6 +70,12 @@ class Deployment(msgspec.Struct, frozen=True, kw_only=True):
     commands: list[str]
 
 
+class MadeDeployment(Deployment, frozen=True, kw_only=True):
+    """A deployment that was just made. ``warnings``: what to know before it is started."""
+
+    warnings: list[str]
+
+
 class Deleted(msgspec.Struct, frozen=True, kw_only=True):
     """A deleted deployment. ``openings`` by certificate id are in this answer and nowhere else."""
 
@@ -155,15 +161,30 @@ class PolicyLook(msgspec.Struct, frozen=True, kw_only=True):
     problems: list[str]
 
 
+class PolicySweep(msgspec.Struct, frozen=True, kw_only=True):
+    """What had to leave since ``revision`` came into force, by tier, from so many sessions."""
+
+    revision: str
+    done: bool
+    sessions: int
+    blocks: dict[str, int]
+    size_bytes: dict[str, int]
+
+
 class PolicyState(msgspec.Struct, frozen=True, kw_only=True):
     """A deployment's residency policy. ``running`` is what its instance has in force, None where
-    nobody answers; ``drift`` says where that is not ``revision``. Regions are declared."""
+    nobody answers; ``drift`` says where that is not ``revision``. Regions are declared, beside each
+    what was seen (empty: nobody said) and its standing: unverified, verified or mismatch."""
 
     mode: str
     repository: str | None
     ref: str
     region: str
+    region_seen: str
+    region_standing: str
     storage_region: str
+    storage_seen: str
+    storage_standing: str
     revision: str
     author: str
     subject: str
@@ -174,6 +195,7 @@ class PolicyState(msgspec.Struct, frozen=True, kw_only=True):
     standing: str
     drift: str
     refused: int | None
+    sweep: PolicySweep | None
     last: PolicyLook | None
     history: list[PolicyLook]
 

@@ -32,7 +32,7 @@ class Erased(msgspec.Struct, frozen=True, kw_only=True):
     """A finished erasure; ``id`` is also its certificate's.
 
     ``opening`` proves whom the certificate is about: keep it, it is in this answer and nowhere
-    else. ``unacknowledged`` names engines that have not confirmed yet.
+    else. ``unacknowledged`` names engines and daemons that have not confirmed.
     """
 
     id: str
@@ -253,7 +253,8 @@ class StorageEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Control(msgspec.Struct, frozen=True, kw_only=True):
-    """One requirement; ``state`` is ``present`` or ``none_in_period``."""
+    """One requirement; ``state`` is ``present``, ``none_in_period``, or ``not_known_now`` where
+    Storage cannot be used."""
 
     framework: str
     requirement: str

@@ -12,6 +12,16 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
     answer_tokens: int
 
 
+class TaskScore(msgspec.Struct, frozen=True, kw_only=True):
+    """One metric of a task of lm-eval, for the base and for the fine-tune."""
+
+    task: str
+    metric: str
+    examples: int
+    base: float
+    tuned: float
+
+
 class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
     """A fine-tune's evaluation in short. ``overlap``: examples trained on word for word."""
 
@@ -30,6 +40,7 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     base_score: Score
     tuned_score: Score
+    task_scores: list[TaskScore] = []
 
 
 class FineTune(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,7 +52,7 @@ class FineTune(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FineTuneJob(msgspec.Struct, frozen=True, kw_only=True):
-    """A job that is not done; ``said``: why it failed."""
+    """A job that is not done; ``what`` is done now, ``said``: why it failed."""
 
     name: str
     state: str
@@ -49,6 +60,7 @@ class FineTuneJob(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     steps: int
     loss: float | None
+    what: str
     said: str
 
 

@@ -96,3 +96,4 @@ class Approval(msgspec.Struct, frozen=True, kw_only=True):
     taken_at: int | None
     tenants: int | None = None
     sessions: int | None = None
+    subject: str = ""
