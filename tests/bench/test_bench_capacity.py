@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 import kvrun.cli.bench
 from kvrun.bench.capacity import MODELS, CapacitySettings, run_capacity_bench
-from kvrun.bench.capacity_orders import PlainLru, S3Fifo
+from kvrun.bench.capacity_orders import CostOrder, PlainLru, ReuseOrder, S3Fifo, reuse_and_cost
 from kvrun.bench.capacity_sim import TierSize, simulate
 from kvrun.bench.capacity_trace import (
     Request,
@@ -50,7 +50,7 @@ def test_the_ideal_counts_prefixes_within_a_scope():
 
 
 @pytest.mark.parametrize("scope", list(Scope))
-@pytest.mark.parametrize("order", [None, PlainLru, S3Fifo])
+@pytest.mark.parametrize("order", [None, PlainLru, S3Fifo, ReuseOrder, CostOrder, reuse_and_cost])
 def test_tiers_that_hold_all_reach_the_ideal_and_no_tier_exceeds_it(requests, scope, order):
     ideal = ideal_hit_ratio(requests, scope, 8)
     assert ideal > 0
@@ -90,14 +90,48 @@ def test_the_command_replays_a_trace_and_says_that_it_simulates():
     rows = json.loads(done.stdout)["rows"]
     for row in rows:
         assert "simulated" in row["against"] or row["metric"].startswith("ideal")
-    # So short a trace fits the disk.
-    shares = [row["value"] for row in rows if row["metric"].endswith("with disk")]
-    assert shares == [pytest.approx(1)] * 6
+    # So short a trace fits each disk.
+    shares = [row["value"] for row in rows if row["metric"].endswith("of disk")]
+    assert shares == [pytest.approx(1)] * 12
+    assert {row["metric"].rpartition(": ")[2] for row in rows if row["goal"] == ">= 0.98"} == {
+        "with 8 TB of disk",
+        "with 20 TB of disk",
+    }
+    held = [row["value"] for row in rows if row["metric"].endswith("blocks of the trace")]
+    assert len(held) == 6
+    assert all(0 < size < 8 for size in held)
+
+
+def test_worth_is_what_a_block_costs_to_compute_again_and_heads_are_worth_their_tails():
+    order = CostOrder(0)
+    for slot in range(3):  # one prompt of three blocks, another of one
+        order.add(slot, "t", 1, 1, 0.0)
+        order.link(slot, "t", continues=slot - 1 if slot else -1)
+    order.add(3, "t", 1, 1, 0.0)
+    order.link(3, "t")
+    leaving = []
+    while (slot := order.victim("t", 1, 0.0)) != -1:
+        order.remove(slot, "t", 1, 1)
+        leaving.append(slot)
+    assert leaving == [3, 2, 1, 0]
+
+
+def test_what_was_used_again_outlives_what_came_later():
+    order = ReuseOrder(4)
+    for slot in range(4):
+        order.add(slot, "t", 1, 1, 0.0)
+        order.link(slot, "t")
+    order.touch(0, "t")
+    assert order.victim("t", 1, 0.0) == 1
+    order.remove(1, "t", 1, 1)
+    # Half of the tier is for what is new, so that it can be used again.
+    assert order.victim("t", 1, 0.0) == 0
 
 
 def test_every_request_is_counted_as_progress(requests):
     expected, seen = [], []
-    run_capacity_bench(CapacitySettings(TRACE), expected.append, seen.append)
+    settings = CapacitySettings(TRACE, disk_bytes=(10**13,), models=MODELS[:1])
+    run_capacity_bench(settings, expected.append, seen.append)
     assert expected == [sum(seen)]
 
 

@@ -11,7 +11,7 @@ def test_every_page_is_measured_with_what_is_behind_it() -> None:
     rows = {row.metric: row for row in report.rows}
     assert {"page deployments", "page deployment", "page deployment, users",
             "page deployment, audit", "page deployment, cache", "page members",
-            "API records", "API where-is"} <= set(rows)  # fmt: skip
+            "API list_records", "API where_is"} <= set(rows)  # fmt: skip
     assert not [row for row in report.rows if row.value is None]
     assert {row.goal for row in report.rows} == {f"<= {GOAL_MS}"}
     assert said

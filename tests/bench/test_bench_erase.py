@@ -8,15 +8,18 @@ from kvrun.bench.paired import Goal
 
 def test_it_reports_both_goals_and_the_disk() -> None:
     report = run_erase_bench(
-        EraseBenchSettings(sessions=6, blocks=24, erasures=3, engine_deadline_s=1)
+        EraseBenchSettings(sessions=6, blocks=24, erasures=3, engine_deadline_s=1, lease_s=3)
     )
     assert [row.metric for row in report.rows] == [
         "request to signed certificate, p50",
         "request to signed certificate, p99",
         "disk alone, p50",
         "request to signed certificate, silent engine",
+        "request to signed certificate, silent engine and stopped daemon",
     ]
-    silent = report.rows[-1]
+    silent, both = report.rows[-2:]
+    assert (both.goal, both.met) == ("<= 35000", True)
+    assert "names 2 that did not confirm" in both.against
     assert silent.value is not None
     assert silent.value >= 1000
     assert (silent.goal, silent.met) == ("<= 35000", True)

@@ -2,10 +2,13 @@
 
 import json
 
+import pytest
 import typer
 from typer.testing import CliRunner
 
 import kvrun.cli.bench
+from kvrun.bench.disk_read import disk_reader
+from kvrun.errors import KvrunError
 
 
 def ask(*arguments: str) -> list[dict]:
@@ -31,6 +34,32 @@ def test_a_small_index_is_measured_in_memory_and_time():
 
 
 def test_a_small_session_is_restored_and_compared():
-    rows = ask("restore", "--blocks", "4", "--block-kib", "64", "--pairs", "7")
-    assert rows[-1]["goal"] == ">= 0.7"
-    assert rows[-1]["value"] is None or rows[-1]["value"] > 0
+    rows = ask("restore", "--blocks", "4", "--block-kib", "512", "--pairs", "7")
+    ratios = [row for row in rows if row["goal"]]
+    assert [row["goal"] for row in ratios] == [">= 0.7", ">= 0.8"]
+    assert [("disk" in row["metric"], "get_range" in row["against"]) for row in ratios] == [
+        (True, False),
+        (False, True),
+    ]
+    assert all(row["value"] is None or row["value"] > 0 for row in rows)
+
+
+def test_fio_is_asked_for_what_the_disk_gives_where_it_is_installed(tmp_path, monkeypatch):
+    tool = tmp_path / "fio"
+    tool.write_text(
+        """#!/bin/sh\necho "$@" > "$0.asked"\necho '{"jobs":[{"read":{"bw_bytes":7}}]}'\n"""
+    )
+    tool.chmod(0o700)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    read, what = disk_reader(tmp_path / "file")
+    assert (read(), what.split()[0]) == (7, "fio")
+    asked = (tmp_path / "fio.asked").read_text().split()
+    assert {f"--filename={tmp_path}/file", "--rw=read", "--direct=1", "--readonly"} <= set(asked)
+    tool.write_text("#!/bin/sh\necho no such engine >&2; exit 1\n")
+    with pytest.raises(KvrunError, match="no such engine"):
+        read()
+    monkeypatch.setenv("PATH", "")
+    (tmp_path / "file").write_bytes(bytes(1000))
+    read, what = disk_reader(tmp_path / "file")
+    assert read() > 0
+    assert "fio is not installed" in what

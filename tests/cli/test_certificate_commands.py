@@ -176,6 +176,30 @@ def test_trust_export_trusts_no_log_key_that_is_not_its_own(tmp_path: Path) -> N
     assert "kvrun/other" not in run("trust", "export", "--config", config).stdout
 
 
+def test_trust_export_lets_no_log_be_spoken_for_by_the_keys_of_another_part(
+    tmp_path: Path,
+) -> None:
+    ring, config = data_folder(tmp_path)
+    ring.load_or_create(KeyPurpose.CERTIFICATE)
+    folder = tmp_path / "data/control"
+    own = SigningRing(folder / "signing", now=lambda: 1_800_000_000.0)
+    keys = {
+        "kvrun/chat/host": ring.load_or_create(KeyPurpose.CHECKPOINT),
+        "kvrun/control/host": own.load_or_create(KeyPurpose.CHECKPOINT),
+    }
+    (folder / "audit").mkdir()
+    signer = Ed25519Signer("kvrun/control/host", keys["kvrun/control/host"].private_key)
+    (folder / "audit" / SIGNER_NAME).write_text(signer.key.text() + "\n")
+    anchor = parse_anchor(run("trust", "export", "--config", config).stdout.encode())
+    assert {(key.name, key.public_key) for key in anchor.logs()} == {
+        (name, key.private_key.public_key().public_bytes_raw()) for name, key in keys.items()
+    }
+    forged = Ed25519Signer("kvrun/control/host", keys["kvrun/chat/host"].private_key)
+    (folder / "audit" / SIGNER_NAME).write_text(forged.key.text() + "\n")
+    anchor = parse_anchor(run("trust", "export", "--config", config).stdout.encode())
+    assert [key.name for key in anchor.logs()] == ["kvrun/chat/host"]
+
+
 def test_trust_export_before_the_first_start_says_what_to_do(tmp_path: Path) -> None:
     _, config = data_folder(tmp_path)
     done = run("trust", "export", "--config", config)

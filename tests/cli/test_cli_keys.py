@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from kvrun.cli.main import app
+from kvrun.erasure.document import parse_certificate
 from kvrun.gateway.apikeys import ApiKeyRecord, hash_api_key, make_api_key, save_api_keys
+from support.client import grant
 from support.daemon import Daemon
 
 
@@ -36,12 +39,18 @@ def kvrun(daemon: Daemon, *arguments: str, status: int = 0) -> Any:
     return json.loads(done.stdout) if status == 0 else done.output
 
 
+def run(daemon: Daemon, *command: str) -> Result:
+    done = CliRunner().invoke(app, [*command, "-c", str(daemon.config)])
+    assert done.exit_code == 0, done.output
+    return done
+
+
 def by_kind(daemon: Daemon, kind: str) -> list[dict[str, Any]]:
     entries: list[dict[str, Any]] = kvrun(daemon, "list")
     return [entry for entry in entries if entry["kind"] == kind]
 
 
-@pytest.mark.parametrize("kind", ["checkpoint", "certificate", "instance"])
+@pytest.mark.parametrize("kind", ["checkpoint", "certificate", "instance", "evidence"])
 def test_a_signing_key_is_replaced_and_the_earlier_one_verifies(daemon: Daemon, kind: str) -> None:
     before = by_kind(daemon, kind)
     made = kvrun(daemon, "rotate", kind, "--overlap", "100")
@@ -70,10 +79,47 @@ def test_the_daemon_signs_with_the_new_checkpoint_key_and_the_earlier_one_beside
     assert note.count("— ") == len(valid) >= 2
 
 
+def test_certificates_are_signed_all_the_while_their_key_is_replaced(
+    daemon: Daemon, tmp_path: Path
+) -> None:
+    stop, problems = threading.Event(), []
+    made: list[Path] = []
+
+    def erase() -> None:
+        try:
+            while not stop.is_set():
+                tenant = f"user-{len(made)}"
+                grant(daemon, tenant)
+                done: Any = daemon.admin(
+                    "erase", kind="session", tenant=tenant, session="default", requester="tests"
+                )
+                made.append(Path(done["certificate"]))
+        except BaseException as error:
+            problems.append(error)
+
+    thread = threading.Thread(target=erase)
+    thread.start()
+    for _ in range(3):
+        kvrun(daemon, "rotate", "certificate")
+        seen = len(made)
+        while not problems and len(made) < seen + 2:  # the second began after the rotation
+            stop.wait(0.01)
+    stop.set()
+    thread.join()
+    assert problems == []
+    signers = {parse_certificate(path.read_bytes()).public_key for path in made}
+    assert len(signers) >= 3
+    anchor = tmp_path / "anchor.json"
+    anchor.write_text(run(daemon, "trust", "export").stdout)
+    for path in made:
+        checked = CliRunner().invoke(app, ["verify", str(path), "--trust", str(anchor)])
+        assert checked.exit_code == 0, checked.output
+
+
 def test_epoch_and_root_are_replaced_by_the_running_daemon(daemon: Daemon) -> None:
     (epoch,) = by_kind(daemon, "epoch")
     (root,) = by_kind(daemon, "root")
-    root_file = daemon.data / "root" / "root.slots"
+    root_file = daemon.root / "root.slots"
     before = root_file.read_bytes()
     made = kvrun(daemon, "rotate", "epoch")
     assert int(made["id"]) == int(epoch["id"]) + 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from kvrun.cli.main import app
+from kvrun.policy.bundle import PolicyFolder, TenantEntry
 from kvrun.policy.document import schema_text
 
 POLICY = """\
@@ -51,6 +53,17 @@ def _repository(home: Path) -> Path:
     ):
         subprocess.run(["git", *arguments], cwd=home / "repo", check=True)
     return home / "repo"
+
+
+def _commit(repository: Path, subject: str) -> None:
+    command = ["git", "-c", "user.name=A", "-c", "user.email=a@b", "commit", "-qam", subject]
+    subprocess.run(command, cwd=repository, check=True)
+
+
+def _synced() -> dict[str, str]:
+    outcome = json.loads(_run("sync", "--json"))
+    assert isinstance(outcome, dict)
+    return outcome
 
 
 def test_lint_says_what_is_wrong_and_where(home: Path) -> None:
@@ -103,13 +116,38 @@ def test_a_repository_is_followed_compared_and_shown(home: Path) -> None:
     assert "no policy differs" in same
     assert "no decision of this instance changes" in same
     file.write_text("x")
-    subprocess.run(
-        ["git", "-c", "user.name=A", "-c", "user.email=a@b", "commit", "-qam", "two"],
-        cwd=repository,
-        check=True,
-    )
+    _commit(repository, "two")
     assert "policies/eu.yaml:1:1: a document is a mapping" in _run("sync", code=1)
     assert json.loads(_run("status", "--json"))["active"]["subject"] == "one"
+
+
+def test_a_stricter_revision_is_taken_although_the_log_is_damaged_and_a_looser_is_not(
+    home: Path,
+) -> None:
+    repository = _repository(home)
+    (home / "kvrun.toml").write_text(
+        f'[instance]\ndata_dir = "{home}/data"\n'
+        f'[residency]\nrepository = "{repository}"\nregion = "eu-1"\n'
+    )
+    known = TenantEntry(tenant_ref="a", tenant_class="eu")
+    PolicyFolder(home / "data" / "residency").put_tenants([known])
+    assert _synced()["note"].endswith("; blocks that have to leave: none")
+    log = home / "data" / "audit"
+    log.mkdir(parents=True)
+    (log / "segment-0000000000000000.jsonl").write_bytes(b"no record\n")
+    (repository / "policies" / "eu.yaml").write_text(POLICY.replace("[gpu, memory]", "[gpu]"))
+    _commit(repository, "stricter")
+    outcome = _synced()
+    assert outcome["outcome"] == "activated"
+    assert "; blocks that have to leave: unknown: the log does not say" in outcome["note"]
+    assert json.loads(_run("status", "--json"))["active"]["subject"] == "stricter"
+    (repository / "policies" / "eu.yaml").write_text(POLICY)
+    _commit(repository, "looser")
+    assert "main:1:1: it cannot be tried on what is placed now" in _run("sync", code=1)
+    assert json.loads(_run("status", "--json"))["active"]["subject"] == "stricter"
+    shutil.rmtree(log)
+    assert _synced()["outcome"] == "activated"
+    assert json.loads(_run("status", "--json"))["active"]["subject"] == "looser"
 
 
 def test_without_a_repository_there_is_nothing_to_follow(home: Path) -> None:

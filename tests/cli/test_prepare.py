@@ -16,8 +16,8 @@ GPU = InstalledEngine("vllm", "0.32.1", False)
 
 
 @pytest.fixture
-def model(tmp_path: Path) -> Path:
-    folder = tmp_path / "my-model"
+def model(short_folder: Path) -> Path:
+    folder = short_folder / "my-model"
     folder.mkdir()
     config = {
         "max_position_embeddings": 8192, "num_hidden_layers": 32, "num_attention_heads": 4,
@@ -77,6 +77,19 @@ def test_another_engine_release_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(module, lambda: GPU)
     assert require_engine() == GPU
     assert not InstalledEngine("vllm", "0.320.0", False).supported
+
+
+def test_a_gguf_file_in_a_fine_tunes_folder_is_not_what_was_evaluated(model: Path) -> None:
+    engine = '[engine]\nkind = "llama.cpp"\n'
+    (model / "converted.gguf").write_bytes(b"no model")
+    for named in (model, model / "converted.gguf"):
+        with pytest.raises(ModelError, match="GGUF"):
+            resolve(named, engine)
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "kvrun_finetune": "ab" * 12}))
+    for named in (model, model / "converted.gguf"):
+        with pytest.raises(EvaluationError, match="no evaluation"):
+            resolve(named, engine)
 
 
 def test_a_fine_tune_without_its_evaluation_is_not_started_unless_an_owner_says_why(

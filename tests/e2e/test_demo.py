@@ -1,4 +1,4 @@
-"""The demo itself, with the real model: the recorded long run plays it."""
+"""The demo itself, with the real model and each engine: the recorded long run plays it."""
 
 from __future__ import annotations
 
@@ -12,19 +12,31 @@ import pytest
 pytestmark = [pytest.mark.long, pytest.mark.e2e, pytest.mark.timeout(3600)]
 
 
-def test_every_step_of_the_demo_holds_with_the_real_model(short_folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("engine", "warm"),
+    [
+        pytest.param("vllm", "engine memory", marks=pytest.mark.real("demo with vLLM")),
+        pytest.param("llama.cpp", "memory", marks=pytest.mark.real("demo with llama.cpp")),
+    ],
+)
+def test_every_step_of_the_demo_holds_with_the_real_model(
+    short_folder: Path, engine: str, warm: str
+) -> None:
     played = subprocess.run(
-        [sys.executable, "-m", "kvrun", "demo", "--json", "--folder", str(short_folder / "demo")],
+        [
+            sys.executable, "-m", "kvrun", "demo", "--engine", engine, "--json",
+            "--folder", str(short_folder / "demo"),
+        ],
         capture_output=True,
         text=True,
         check=False,
-    )
+    )  # fmt: skip
     assert played.returncode == 0, played.stderr[-4000:]
     rows = json.loads(played.stdout)["rows"]
     reused = {row["step"]: row["reused_tokens"] for row in rows}
     tiers = {row["step"]: row["tier"] for row in rows}
     assert reused["1 cold"] == reused["3 bob"] == reused["8 erased"] == 0
-    assert tiers["2 again"] == "engine memory"
+    assert tiers["2 again"] == warm
     assert tiers["5 engine restart"] == "memory"
     assert tiers["6 both restart"] == "disk"
     assert reused["4 turn two"] > reused["2 again"] > 2000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import shutil
 import subprocess
 import sys
@@ -220,6 +221,14 @@ def test_a_sessions_key_is_in_the_daemon_alone_and_once_erased_nowhere(
     assert holders() == {INSTANCE}
     assert len(stack.erase("olga")) == 1
     assert holders() == set()
+
+
+def test_no_process_of_the_engine_would_leave_its_memory_in_a_core_dump(stack: Stack) -> None:
+    processes = family(stack.supervisor.pids()[ENGINE])
+    assert len(processes) >= 2, "API server and engine core"
+    for pid in processes:
+        assert resource.prlimit(pid, resource.RLIMIT_CORE) == (1, 1)
+        assert int(Path(f"/proc/{pid}/coredump_filter").read_text(), 16) == 0
 
 
 def test_while_the_daemon_is_away_answers_go_on_uncached_and_afterwards_cached(

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import secrets
 import signal
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from kvrun.claims.claim import Claim, ClaimSigner
+from kvrun.erasure.certificate import ErasureStatement, decode_statement
+from kvrun.erasure.document import parse_certificate, payload_of
+from kvrun.erasure.job import JobStore
 from kvrun.instance.client import AdminClient
 from kvrun.instance.handles import Reuse
 
@@ -26,7 +32,7 @@ PATIENT = "match_deadline_ms = 20000\nload_deadline_ms = 60000\n"
 # Lets a test end or stop the daemon exactly in the middle of something: the flag file names the
 # moment and the signal, and the daemon takes it up once.
 AT_A_MOMENT = """
-import threading
+import signal, threading
 from kvrun.instance.instance import Instance
 from kvrun.instance.transfers import Transfers
 one_at_a_time = threading.Lock()  # while one thread stops the process no other goes on
@@ -38,7 +44,8 @@ def at(kind, name):
             moment, number, after = flag.read_text().split()
             if moment == name and after == "0":
                 flag.unlink()
-                os.kill(os.getpid(), int(number))
+                # To this thread: what is sent to the process may stop it a step too late.
+                signal.pthread_kill(threading.get_ident(), int(number))
             elif moment == name:
                 flag.write_text(f"{moment} {number} {int(after) - 1}")
         return original(self, *a, **k)
@@ -65,16 +72,24 @@ run(load_config(Path(sys.argv[1]), {}), LaunchSecrets(
 class Daemon:
     """Starts, stops, kills and restarts one daemon on one data folder."""
 
-    def __init__(self, folder: Path, *, settings: str = "", prelude: str = "") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        settings: str = "",
+        prelude: str = "",
+        engine_deadline_s: int = ENGINE_DEADLINE_S,
+    ) -> None:
         self.folder = folder
         self._prelude = prelude
         self.config = folder / "kvrun.toml"
         self.config.write_text(
             # An engine within the test's own process cannot be woken: it confirms at its next step.
-            f"[erasure]\nengine_deadline_s = {ENGINE_DEADLINE_S}\n"
+            f"[erasure]\nengine_deadline_s = {engine_deadline_s}\n"
             f'[instance]\ndata_dir = "{folder}/d"\nmemory_bytes = "64MiB"\n' + settings
         )
         self.data = folder / "d"
+        self.root = folder / "d-root"
         self.socket = self.data / "run" / "instance.sock"
         self.engine_token = secrets.token_hex(32)
         self.gateway_token = secrets.token_hex(32)
@@ -84,7 +99,7 @@ class Daemon:
         self.process: subprocess.Popen[bytes] | None = None
         self.log = folder / "daemon.log"
 
-    def start(self, timeout_s: float = 20.0) -> None:
+    def start(self, timeout_s: float = 60.0) -> None:
         """Start and wait until the socket answers."""
         self.process = self.launch()
         deadline = time.monotonic() + timeout_s
@@ -126,7 +141,9 @@ class Daemon:
         return self.process.pid
 
     def stop(self) -> None:
-        """End it as an operator would."""
+        """End it as an operator would, also where a test left it stopped."""
+        if self.process is not None and self.process.poll() is None:
+            self.resume()
         self._end(signal.SIGTERM)
 
     def kill(self) -> None:
@@ -141,10 +158,39 @@ class Daemon:
         """Let it run again."""
         os.kill(self.pid, signal.SIGCONT)
 
+    @contextmanager
+    def no_disk(self) -> Iterator[None]:
+        """Every write of it to a file fails, as on a full disk."""
+        before = resource.prlimit(self.pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(self.pid, resource.RLIMIT_FSIZE, (0, before[1]))
+        try:
+            yield
+        finally:
+            resource.prlimit(self.pid, resource.RLIMIT_FSIZE, before)
+
     def admin(self, operation: str, **arguments: str) -> object:
         """One administrative call."""
         with AdminClient(self.socket, self.admin_token) as client:
             return json.loads(client.call(operation, arguments))
+
+    def erase_session(self, tenant: str, session: str = "default") -> ErasureStatement:
+        """Erase one session; what the certificate states of it."""
+        done = self.admin(
+            "erase",
+            kind="session",
+            tenant=tenant,
+            session=session,
+            requester="a test",
+            confirmed="yes",
+        )
+        assert isinstance(done, dict)
+        certificate = Path(done["certificate"]).read_bytes()
+        return decode_statement(payload_of(parse_certificate(certificate)))
+
+    def confirmed(self, stated: ErasureStatement) -> bool:
+        """Whether the engines have confirmed by now that nothing of an erasure is left in them."""
+        job = JobStore(self.data / "erasure" / "jobs").load(stated.request.id)
+        return job is not None and not job.unconfirmed and not job.pages.held
 
     def reuse(self, request_id: str) -> Reuse:
         """What a request reused, by the daemon's own count."""

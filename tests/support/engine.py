@@ -139,7 +139,9 @@ class Engine:
                 env={
                     **os.environ,
                     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-                    "VLLM_CPU_OMP_THREADS_BIND": "0-1",
+                    "VLLM_CPU_OMP_THREADS_BIND": ",".join(
+                        map(str, sorted(os.sched_getaffinity(0)))
+                    ),
                     "VLLM_NO_USAGE_STATS": "1",
                     **self._environment,
                 },

@@ -29,7 +29,7 @@ class FaultProxy:
     """Listens on 127.0.0.1 and passes bytes on to ``upstream`` (``http://HOST:PORT``).
 
     ``fault`` may be changed at any time, and counts for connections and requests from then on:
-    every answer closes its connection. ``requests`` counts by method.
+    every answer closes its connection. ``requests`` counts those about packs by method.
     """
 
     def __init__(self, upstream: str) -> None:
@@ -79,7 +79,9 @@ class FaultProxy:
         head = await reader.readuntil(b"\r\n\r\n")
         body = await _body(reader, head)
         method = head.split(b" ", 1)[0].decode()
-        self.requests[method] += 1
+        target = head.split(b" ", 2)[1]
+        if b"kv/" in target or b"kv%2F" in target:
+            self.requests[method] += 1
         fault = self.fault
         if fault is Fault.GONE:
             writer.transport.abort()

@@ -30,8 +30,8 @@ def key_traces(data: Path, scratch: Path, tenant: str, session: str = "default")
     The process that runs on the folder is not asked, and learns of nothing.
     """
     copy = scratch / f"keys-of-{tenant}-{session}"
-    for part in ("keys", "root"):
-        shutil.copytree(data / part, copy / part)
+    shutil.copytree(data / "keys", copy / "keys")
+    shutil.copytree(data.with_name(f"{data.name}-root"), copy / "root")
     service = KeyService.open(
         copy / "keys",
         FileRoot(copy / "root", create=False),

@@ -49,6 +49,22 @@ class ObjectStore:
         bodies = ((n, client.get_object(Bucket=bucket, Key=n)["Body"]) for n in self.names(bucket))
         return {name: body.read() for name, body in bodies}
 
+    def packs(self, bucket: str) -> dict[str, bytes]:
+        """The sealed blocks in a bucket that nobody changes meanwhile; keys are there too."""
+        return {name: data for name, data in self.objects(bucket).items() if "/kv/" in name}
+
+    def pack_names(self, bucket: str) -> list[str]:
+        """What is there of sealed blocks."""
+        return [name for name in self.names(bucket) if "/kv/" in name]
+
+    def put_back(self, bucket: str, objects: dict[str, bytes]) -> None:
+        """Makes a bucket hold these objects and no others."""
+        client = _client(self.endpoint)
+        for name in self.names(bucket):
+            client.delete_object(Bucket=bucket, Key=name)
+        for name, data in objects.items():
+            client.put_object(Bucket=bucket, Key=name, Body=data)
+
     def uploads(self, bucket: str) -> list[str]:
         """Multipart uploads that were begun and not ended."""
         answer = _client(self.endpoint).list_multipart_uploads(Bucket=bucket)

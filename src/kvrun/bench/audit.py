@@ -1,9 +1,10 @@
 """``kvrun bench audit``: what a record costs to write, to make durable, to verify and to collect.
 
-Appending measures wall time, waiting for the disk included: one thread, batches, one commit a
-batch. Verifying measures CPU time of one core over the log's files, which are in the page cache.
-Its bare floor is what the format asks of any verifier in Python: decode each record, compare it
-with its one spelling, hash it, and hash its node of the tree. Records carry every field that a
+Appending measures wall time, waiting for the disk included: batches, each durable before its caller
+goes on, from one thread and from several at once, whose batches share a sync as those of a daemon's
+threads do. Verifying measures CPU time of one core over the log's files, which are in the page
+cache. Its bare floor is what the format asks of any verifier in Python: decode each record, compare
+it with its one spelling, hash it, and hash its node of the tree. Records carry every field that a
 sealing writes. The median of the rounds counts. A request's share of its time to first token needs
 that time from a measurement of the engine.
 """
@@ -13,7 +14,8 @@ import statistics
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -38,6 +40,8 @@ MEMORY_GOAL_MB = 500
 LOG_ID = "kvrun.bench/audit"
 RECORD_BYTES = 550
 SYNC_ROUNDS = 100
+CALLERS = 8
+SHARED_RECORDS = 100_000
 REQUESTS = 300
 
 
@@ -58,11 +62,14 @@ class AuditBenchSettings:
 def run_audit_bench(settings: AuditBenchSettings | None = None) -> Report:
     """Measure in a temporary folder and report against the goals."""
     settings = settings or AuditBenchSettings()
+    few = replace(settings, records=min(settings.records, SHARED_RECORDS))
     with tempfile.TemporaryDirectory(dir=settings.folder, prefix="kvrun-bench-") as name:
         folder = Path(name)
         disk = _sync_rate(folder, settings)
         rows = [
-            *_append_rows(folder / "log", settings, disk),
+            *_append_rows(folder / "log", settings, 1, disk),
+            *_append_rows(folder / "shared", few, CALLERS, disk),
+            _sync_row(disk),
             *_verify_rows(folder / "log", settings),
             *_collect_rows(folder / "log", folder / "collector"),
             *_request_rows(folder / "requests", settings),
@@ -91,31 +98,39 @@ def sealed_event() -> AuditEvent:
     )
 
 
-def _append_rows(folder: Path, settings: AuditBenchSettings, disk: float) -> list[Row]:
+def _append_rows(
+    folder: Path, settings: AuditBenchSettings, callers: int, disk: float
+) -> list[Row]:
     signer = Ed25519Signer(LOG_ID, Ed25519PrivateKey.generate())
     batch, wall, cpu = [sealed_event()] * settings.batch, [], []
-    per_round = max(1, settings.records // settings.rounds // settings.batch)
+    each = max(1, settings.records // settings.rounds // settings.batch // callers)
     limits = AuditLimits(quota_bytes=1 << 50)
     log = AuditLog.open(folder, log_id=LOG_ID, signer=signer, now=time.time, limits=limits)
+
+    def append(_: int) -> None:
+        for _ in range(each):
+            log.append_durable(*batch)
+
     try:
-        for _ in range(settings.rounds):
-            begun, used = time.perf_counter(), time.process_time()
-            for _ in range(per_round):
-                log.append_durable(*batch)
-            count = per_round * settings.batch
-            wall.append(count / (time.perf_counter() - begun))
-            cpu.append(count / (time.process_time() - used))
+        with ThreadPoolExecutor(callers) as pool:
+            for _ in range(settings.rounds):
+                begun, used = time.perf_counter(), time.process_time()
+                list(pool.map(append, range(callers)))
+                count = each * callers * settings.batch
+                wall.append(count / (time.perf_counter() - begun))
+                cpu.append(count / (time.process_time() - used))
     finally:
         log.close()
     rate = statistics.median(wall)
+    who = "one caller" if callers == 1 else f"{callers} callers at once"
     against = f"batches of {settings.batch}, {_span(wall)}"
     met: bool | None = rate >= APPEND_GOAL
     if not met and disk < APPEND_GOAL:
         met = None
-        against += f"; no verdict: the disk alone manages {disk:.0f}"
+        against += f"; no verdict: the disk alone manages {disk:.0f} from one caller"
     return [
         Row(
-            metric="append, durable",
+            metric=f"append, durable, {who}",
             value=round(rate),
             unit="records/s",
             against=against,
@@ -123,18 +138,21 @@ def _append_rows(folder: Path, settings: AuditBenchSettings, disk: float) -> lis
             met=met,
         ),
         Row(
-            metric="append, CPU only",
+            metric=f"append, CPU only, {who}",
             value=round(statistics.median(cpu)),
             unit="records/CPU s",
             against="the same rounds without the wait for the disk",
         ),
-        Row(
-            metric="disk, write and sync alone",
-            value=round(disk),
-            unit="records/s",
-            against=f"the same batches of {RECORD_BYTES} bytes a record, nothing else done",
-        ),
     ]
+
+
+def _sync_row(disk: float) -> Row:
+    return Row(
+        metric="disk, write and sync alone",
+        value=round(disk),
+        unit="records/s",
+        against=f"the same batches of {RECORD_BYTES} bytes a record, nothing else done",
+    )
 
 
 def _sync_rate(folder: Path, settings: AuditBenchSettings) -> float:
@@ -220,6 +238,8 @@ def _collect_rows(log: Path, folder: Path) -> list[Row]:
             value=round(figures.peak_bytes / 1e6),
             unit="MB",
             against=f"a process of its own; {figures.records} records",
+            goal=f"< {MEMORY_GOAL_MB}",
+            met=figures.peak_bytes < MEMORY_GOAL_MB * 1e6,
         ),
     ]
 

@@ -10,12 +10,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from kvrun.bench.capacity_orders import PlainLru, S3Fifo
-from kvrun.bench.capacity_sim import Outcome, TierSize, simulate
+from kvrun.bench.capacity_orders import CostOrder, PlainLru, ReuseOrder, S3Fifo, reuse_and_cost
+from kvrun.bench.capacity_sim import Order, Outcome, TierSize, simulate
 from kvrun.bench.capacity_trace import (
     BLOCK_TOKENS,
     Request,
     Scope,
+    count_blocks,
     ideal_hit_ratio,
     read_trace,
 )
@@ -25,6 +26,16 @@ from kvrun.bench.report import Report, Row
 from kvrun.seal.envelope import sealed_size
 
 _GB = 10**9
+_TB = 10**12
+_ORDERS: tuple[tuple[str, Callable[[int], Order] | None], ...] = (
+    ("the daemon's", None),
+    ("plain LRU", PlainLru),
+    ("S3-FIFO", S3Fifo),
+    ("with reuse", ReuseOrder),
+    ("with cost", CostOrder),
+    ("with reuse and cost", reuse_and_cost),
+)
+_OWNED = (Scope.TENANT, Scope.SESSION)
 _CONTEXTS_GOAL = Goal(4)
 _IDEAL_GOAL = Goal(0.98)
 
@@ -66,11 +77,14 @@ MODELS = (
 
 @dataclass(frozen=True, slots=True)
 class CapacitySettings:
-    """What is simulated; sizes in bytes, bandwidths in bytes a second."""
+    """What is simulated; sizes in bytes, bandwidths in bytes a second.
+
+    Each size of disk is simulated by itself.
+    """
 
     trace: Path
     memory_bytes: int = 256 * _GB
-    disk_bytes: int = 8_000 * _GB
+    disk_bytes: tuple[int, ...] = (8_000 * _GB, 20_000 * _GB)
     object_bytes: int = 10**18
     memory_bytes_s: float = 20e9
     disk_bytes_s: float = 5e9
@@ -90,7 +104,8 @@ def run_capacity_bench(
     TraceError.
     """
     requests = read_trace(settings.trace)
-    runs = len(settings.models) * (1 + 2 * len(Scope)) + 3
+    runs = len(settings.models) * (1 + (1 + len(settings.disk_bytes)) * len(Scope))
+    runs += len(_ORDERS) * len(_order_places(settings))
     expect(runs * len(requests))
     rows = []
     for scope in Scope:
@@ -117,7 +132,7 @@ def _rows_of_model(
     model: ServedModel,
     progress: Callable[[int], None],
 ) -> list[Row]:
-    gpu, memory, disk, store = _tiers(settings, model)
+    gpu, memory, disks, store = _tiers(settings, model)
     rows = []
 
     def run(scope: Scope, *sizes: TierSize) -> Outcome:
@@ -134,17 +149,34 @@ def _rows_of_model(
     for scope in Scope:
         ideal = ideal_hit_ratio(requests, scope, settings.tenants)
         above = run(scope, gpu, memory)
-        full = run(scope, gpu, memory, disk, store)
         where = f"{model.name}, {_words(scope, settings)}"
+        rows.append(_trace_row(where, requests, scope, settings.tenants, model))
         if scope is Scope.SESSION:
             rows.append(_contexts_row(settings, model, alone, above))
             rows.append(_share_row(f"{where}: GPU alone", alone, ideal, None))
         rows.append(_share_row(f"{where}: GPU and memory", above, ideal, None))
-        without_store = sum(full.hits[tier.name] for tier in (gpu, memory, disk)) / full.asked
-        rows.append(_share_row(f"{where}: with disk", full, ideal, _IDEAL_GOAL, without_store))
-        if scope is Scope.SESSION:
-            rows.append(_waiting_row(settings, model, full, where))
+        for disk in disks:
+            full = run(scope, gpu, memory, disk, store)
+            found = sum(full.hits[tier.name] for tier in (gpu, memory, disk)) / full.asked
+            with_disk = f"{where}: with {disk.size_bytes / _TB:g} TB of disk"
+            rows.append(_share_row(with_disk, full, ideal, _IDEAL_GOAL, found))
+            if scope is Scope.SESSION:
+                rows.append(_waiting_row(settings, model, full, with_disk))
     return rows
+
+
+def _trace_row(
+    where: str, requests: Sequence[Request], scope: Scope, tenants: int, model: ServedModel
+) -> Row:
+    """What a cache without bounds would hold in the end: how large a disk has to be."""
+    blocks, again = count_blocks(requests, scope, tenants)
+    return Row(
+        metric=f"{where}: blocks of the trace",
+        value=blocks * model.block_bytes / _TB,
+        unit="TB",
+        against=f"simulated; {blocks:,} blocks of {model.block_bytes / 1e6:.0f} MB, of which "
+        f"{again * model.block_bytes / _TB:.1f} TB are asked for again",
+    )
 
 
 def _contexts_row(
@@ -205,42 +237,52 @@ def _waiting_row(
     )
 
 
+def _order_places(settings: CapacitySettings) -> list[tuple[ServedModel, Scope, TierSize]]:
+    """Where orders are compared: a memory tier alone that is too small, and the smallest disk."""
+    first, last = settings.models[0], settings.models[-1]
+    _, memory, disks, _ = _tiers(settings, first)
+    small = replace(memory, size_bytes=memory.size_bytes // 2)
+    return [(first, Scope.TENANT, small), *((last, scope, disks[0]) for scope in _OWNED)]
+
+
 def _rows_of_orders(
     settings: CapacitySettings, requests: Sequence[Request], progress: Callable[[int], None]
 ) -> list[Row]:
-    """The daemon's order against others, where it matters most: a memory tier, nothing below."""
-    model = settings.models[0]
-    _, memory, _, _ = _tiers(settings, model)
-    small = replace(memory, size_bytes=memory.size_bytes // 2)
-    orders = (("the daemon's", None), ("plain LRU", PlainLru), ("S3-FIFO", S3Fifo))
+    """The daemon's order against others, each in one tier alone."""
     rows = []
-    for name, order in orders:
-        outcome = simulate(
-            requests,
-            [small],
-            block_bytes=model.block_bytes,
-            scope=Scope.TENANT,
-            tenants=settings.tenants,
-            order=order,
-            progress=progress,
-        )
-        rows.append(
-            Row(
-                metric=f"order of eviction: {name}",
-                value=outcome.hit_ratio,
-                unit="hit ratio",
-                against=f"simulated; {model.name}, {settings.tenants} tenants, "
-                f"{small.size_bytes / _GB:.0f} GB of memory alone",
+    for model, scope, tier in _order_places(settings):
+        for name, order in _ORDERS:
+            outcome = simulate(
+                requests,
+                [tier],
+                block_bytes=model.block_bytes,
+                scope=scope,
+                tenants=settings.tenants,
+                order=order,
+                progress=progress,
             )
-        )
+            saved = outcome.cost_saved / max(1e-9, outcome.cost_asked)
+            rows.append(
+                Row(
+                    metric=f"order of eviction: {name}",
+                    value=outcome.hit_ratio,
+                    unit="hit ratio",
+                    against=f"simulated; {model.name}, {_words(scope, settings)}, "
+                    f"{tier.size_bytes / _GB:,.0f} GB of {tier.name} alone; saves {saved:.4f} of "
+                    "the computing, blocks late in a prompt counted for more",
+                )
+            )
     return rows
 
 
-def _tiers(settings: CapacitySettings, model: ServedModel) -> tuple[TierSize, ...]:
+def _tiers(
+    settings: CapacitySettings, model: ServedModel
+) -> tuple[TierSize, TierSize, tuple[TierSize, ...], TierSize]:
+    """GPU, memory, the disks to choose from, and Storage."""
     return (
         TierSize("gpu", model.cache_bytes),
         TierSize("memory", settings.memory_bytes),
-        TierSize("disk", settings.disk_bytes),
+        tuple(TierSize("disk", size) for size in settings.disk_bytes),
         TierSize("object", settings.object_bytes),
     )
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from kvrun.bench.capacity_orders import S3Fifo
+from kvrun.bench.capacity_orders import S3Fifo, cost_at
 from kvrun.bench.capacity_trace import Request, Scope, owner_of
 from kvrun.cache.order import NONE, Sharing, UseOrder
 
@@ -52,9 +52,14 @@ class TierSize:
 
 @dataclass(slots=True)
 class Outcome:
-    """Blocks asked for, blocks found by tier, and conversations held whole (mean of samples)."""
+    """Blocks asked for, blocks found by tier, and conversations held whole (mean of samples).
+
+    ``cost_asked`` and ``cost_saved`` weigh blocks asked for and found by what computing them costs.
+    """
 
     asked: int = 0
+    cost_asked: float = 0.0
+    cost_saved: float = 0.0
     hits: dict[str, int] = field(default_factory=dict)
     contexts: dict[str, float] = field(default_factory=dict)
 
@@ -147,6 +152,7 @@ def simulate(
     for number, request in enumerate(requests):
         owner = owner_of(request, scope, tenants)
         outcome.asked += len(request.blocks)
+        outcome.cost_asked += sum(map(cost_at, range(len(request.blocks))))
         if len(request.blocks) <= tiers[0].blocks:
             _serve(tiers, owner, request, outcome)
             last[request.session] = (owner, request.blocks)
@@ -167,6 +173,7 @@ def _serve(tiers: Sequence[SimTier], owner: str, request: Request, outcome: Outc
         if tier is None:
             break
         outcome.hits[tier.name] += 1
+        outcome.cost_saved += cost_at(found)
         found += 1
     for tier in tiers:
         tier.touch(owner, request.blocks[:found], request.at_s)

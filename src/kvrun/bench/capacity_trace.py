@@ -7,6 +7,7 @@ That is the format of the traces of Mooncake (FAST'25). They hold no ids of user
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -110,3 +111,13 @@ def ideal_hit_ratio(requests: Sequence[Request], scope: Scope, tenants: int) -> 
             hits += prefix
         known.update((owner, block) for block in request.blocks)
     return hits / total if total else 0.0
+
+
+def count_blocks(requests: Sequence[Request], scope: Scope, tenants: int) -> tuple[int, int]:
+    """How many blocks the requests leave, and how many of them are asked for more than once."""
+    uses = Counter(
+        (owner_of(request, scope, tenants), block)
+        for request in requests
+        for block in request.blocks
+    )
+    return len(uses), sum(1 for count in uses.values() if count > 1)

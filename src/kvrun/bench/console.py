@@ -20,13 +20,13 @@ from pathlib import Path
 import httpx
 import msgspec
 from fastapi import FastAPI
-from fastapi.routing import APIRoute
 
 from kvrun import console
 from kvrun.accounts import write_owner_link
 from kvrun.api.app import create_app
 from kvrun.api.services import Services, open_services
 from kvrun.bench.audit import sealed_event
+from kvrun.bench.console_pages import Asked, Question, questions
 from kvrun.bench.machine import describe_commit, describe_machine
 from kvrun.bench.report import Report, Row
 from kvrun.config import KvrunConfig, parse_config
@@ -44,7 +44,8 @@ URL = "http://127.0.0.1:8090"
 _BATCH = 5000
 _MEMORY_BYTES = 1 << 20
 _DAEMON_START_S = 120.0
-_PERSON = "user-7"
+_PREPARING_S = 120.0
+_PERSON, _ERASED = "user-7", "user-3"
 Say = Callable[[str], None]
 
 
@@ -56,17 +57,6 @@ class ConsoleBenchSettings:
     tenants: int = 10_000
     records: int = 1_000_000
     rounds: int = 5
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """A page, or an answer of the API, and what is sent for it."""
-
-    name: str
-    method: str
-    path: str
-    form: dict[str, str] | None = None
-    body: dict[str, str] | None = None
 
 
 def run_console_bench(settings: ConsoleBenchSettings, say: Say) -> Report:
@@ -109,48 +99,53 @@ async def _measured(
         async with httpx.AsyncClient(
             transport=transport, base_url=URL, headers=headers, timeout=600
         ) as client:
-            asked = [
-                *pages(app, workspace, busy.id, opened.csrf_token),
-                *answers(workspace, busy.id),
-            ]
-            return [await _row(client, question, settings.rounds, say) for question in asked]
+            say("an erasure and evidence")
+            ids = {"workspace_id": workspace, "deployment_id": busy.id, "small_id": made[1].id}
+            asked = await _prepared(client, opened.csrf_token, ids)
+            asking = questions(app, asked)
+            return [await _row(client, question, settings.rounds, say) for question in asking]
 
 
-def pages(app: FastAPI, workspace_id: str, deployment_id: str, csrf_token: str) -> list[Question]:
-    """Every page of the console that a workspace or a deployment has, and looking for a person."""
-    ids = {"workspace_id": workspace_id, "deployment_id": deployment_id}
-    found = []
-    for route in app.routes:
-        if not isinstance(route, APIRoute) or "GET" not in route.methods:
-            continue
-        names = set(route.param_convertors)
-        if not route.path.startswith("/workspaces") or not names <= set(ids):
-            continue
-        if route.path.endswith("events"):
-            # It never ends.
-            continue
-        found.append(Question(f"page {_short(route.path)}", "GET", route.path.format(**ids)))
-    form = {"csrf_token": csrf_token, "user": _PERSON}
-    path = f"/workspaces/{workspace_id}/where"
-    found.append(Question("page where, for a person", "POST", path, form=form))
-    return found
+async def _prepared(client: httpx.AsyncClient, csrf_token: str, ids: dict[str, str]) -> Asked:
+    """Let there be an erasure with its certificate, and evidence, and note what they are called."""
+    workspace, deployment = ids["workspace_id"], ids["deployment_id"]
+    place = f"/workspaces/{workspace}/deployments/{deployment}"
+    form = {
+        "csrf_token": csrf_token,
+        "kind": "session",
+        "tenant": _ERASED,
+        "session": "default",
+        "sure": "yes",
+    }
+    begun = await client.post(f"{place}/erase", data=form)
+    run_id = begun.headers["location"].rpartition("/")[2]
+    api = f"/api/v1/deployments/{deployment}"
+    certificate_id = await _until(client, f"{api}/erasures", "certified")
+    period = {"from": "2026-01-01", "to": "2026-02-01", "sample": 0}
+    small = f"/api/v1/deployments/{ids.pop('small_id')}/evidence"
+    job = (await client.post(small, json=period)).json()["id"]
+    await _until(client, f"/api/v1/workspaces/{workspace}/evidence", "done")
+    found = await client.post(f"{api}/users/search", json={"query": _PERSON})
+    ids |= {
+        "run_id": run_id,
+        "certificate_id": certificate_id,
+        "erasure_id": certificate_id,
+        "job_id": job,
+        "evidence_id": job,
+        "tenant_ref": found.json()["items"][0]["tenant_ref"],
+    }
+    return Asked(ids, _PERSON, csrf_token)
 
 
-def answers(workspace_id: str, deployment_id: str) -> list[Question]:
-    """The answers of the API behind the pages that read most."""
-    deployment = f"/api/v1/deployments/{deployment_id}"
-    workspace = f"/api/v1/workspaces/{workspace_id}"
-    return [
-        Question("API deployments", "GET", f"{workspace}/deployments?limit=200"),
-        Question("API end users", "POST", f"{deployment}/users/search", body={}),
-        Question("API end users, by id", "POST", f"{deployment}/users/search",
-                 body={"query": _PERSON, "reason": "a benchmark"}),
-        Question("API where-is", "POST", f"{workspace}/where-is", body={"user": _PERSON}),
-        Question("API audit", "GET", f"{deployment}/audit"),
-        Question("API records", "GET", f"{deployment}/audit/records"),
-        Question("API records, of one event", "GET", f"{deployment}/audit/records?event=whois"),
-        Question("API certificates", "GET", f"{workspace}/certificates"),
-    ]  # fmt: skip
+async def _until(client: httpx.AsyncClient, path: str, state: str) -> str:
+    """The id of the first in a list, once it is in a state. Raises KvrunError where it never is."""
+    end = time.monotonic() + _PREPARING_S
+    while time.monotonic() < end:
+        items = (await client.get(path)).json()["items"]
+        if items and items[0]["state"] == state:
+            return str(items[0]["id"])
+        await asyncio.sleep(0.1)
+    raise KvrunError(f"{path} shows nothing that is {state}")
 
 
 async def _row(client: httpx.AsyncClient, question: Question, rounds: int, say: Say) -> Row:
@@ -273,10 +268,3 @@ class _Pretended:
 
     def kill(self, site: Site) -> None:
         self._attempts.pop(site.deployment_id, None)
-
-
-def _short(path: str) -> str:
-    """A page's path as a name."""
-    tail = path.removeprefix("/workspaces/{workspace_id}").removeprefix("/workspaces")
-    tail = tail.replace("/deployments/{deployment_id}", "deployment").strip("/")
-    return tail.replace("deployment/", "deployment, ") or "workspaces"

@@ -3,7 +3,8 @@
 Every session has its key and its share of the indexed blocks. The sessions that are erased have
 real sealed blocks on disk; the others' are in the index only, which is what their number costs.
 No engine is connected while they are timed: how long one takes to zero its pages is its own figure.
-One more session is erased beside an engine that never answers.
+One more session is erased beside an engine that never answers, and one in a deployment of its own
+beside such an engine and a daemon that stands still.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvrun.bench.erase_unreachable import erase_unreachable
 from kvrun.bench.machine import describe_commit, describe_machine
 from kvrun.bench.paired import Goal
 from kvrun.bench.report import Report, Row
@@ -42,20 +44,22 @@ _REQUESTER = "kvrun bench erase"
 class EraseBenchSettings:
     """How full the deployment is, and how many of its sessions are erased one after the other.
 
-    ``engine_deadline_s``: how long an erasure waits for an engine, as a deployment sets it.
+    ``engine_deadline_s`` and ``lease_s``: how long an erasure waits for an engine, and for another
+    daemon of a key service at most, as a deployment sets it.
     """
 
     sessions: int = 10_000
     blocks: int = 1_000_000
     erasures: int = 100
     engine_deadline_s: int = 30
+    lease_s: int = 30
     folder: Path | None = None
 
 
 def run_erase_bench(
     settings: EraseBenchSettings | None = None, say: Callable[[str], None] = lambda _: None
 ) -> Report:
-    """Fill a deployment in a temporary folder, then erase sessions. Takes a minute or so."""
+    """Fill a deployment in a temporary folder, then erase sessions. Takes some minutes."""
     settings = settings or EraseBenchSettings()
     erasures = min(settings.erasures, settings.sessions)
     with tempfile.TemporaryDirectory(dir=settings.folder, prefix="kvrun-bench-") as name:
@@ -79,13 +83,23 @@ def run_erase_bench(
                 )
                 silent = _timed(running, erasures)
             claim = parts.root.claim.value
+        say("erasing beside that engine and a daemon that stands still")
+        both, done = erase_unreachable(
+            Path(name) / "unreachable",
+            engine_deadline_s=settings.engine_deadline_s,
+            lease_s=settings.lease_s,
+        )
         say("measuring the disk alone")
         disk = _disk_alone(Path(name) / "disk", max(1, settings.blocks // settings.sessions))
     return Report(
         bench="erase",
         machine=describe_machine(),
         commit=describe_commit(),
-        rows=(*_rows(settings, times, disk, claim), *_silent_rows(settings, silent)),
+        rows=(
+            *_rows(settings, times, disk, claim),
+            *_silent_rows(settings, silent),
+            _both_row(settings, both, done.unacknowledged),
+        ),
     )
 
 
@@ -133,6 +147,18 @@ def _silent_rows(settings: EraseBenchSettings, silent: float | None) -> tuple[Ro
             goal=str(_SILENT_GOAL),
             met=_SILENT_GOAL.holds(silent),
         ),
+    )
+
+
+def _both_row(settings: EraseBenchSettings, both: float, named: Sequence[str]) -> Row:
+    return Row(
+        metric="request to signed certificate, silent engine and stopped daemon",
+        value=both,
+        unit="ms",
+        against=f"once, at the same time; the engine's deadline is {settings.engine_deadline_s} s, "
+        f"a lease {settings.lease_s} s; the certificate names {len(named)} that did not confirm",
+        goal=str(_SILENT_GOAL),
+        met=_SILENT_GOAL.holds(both),
     )
 
 

@@ -31,7 +31,8 @@ from kvrun.erasure.certificate import (
     StepEntry,
     TierEntry,
 )
-from kvrun.erasure.document import LogInclusion, make_certificate, sign_statement
+from kvrun.erasure.document import make_certificate, sign_statement
+from kvrun.erasure.logproof import LogInclusion
 from kvrun.evidence.period import parse_period
 from kvrun.evidence.proofs import Tree
 from kvrun.evidence.sample import Frame, draw

@@ -15,7 +15,7 @@ from kvrun.bench.report import Report, Row
 from kvrun.keys.file_root import FileRoot
 from kvrun.keys.keyring import Keyring
 from kvrun.keys.limits import KeyLimits
-from kvrun.keys.ring_store import GROUP_SLOTS
+from kvrun.keys.ring_store import TABLE_SLOTS
 from kvrun.keys.service import KeyService
 from kvrun.keys.slots import OsSlotIO
 
@@ -84,10 +84,10 @@ def _rotations(folder: Path, sessions: int) -> list[Row]:
             met=_ROTATION_GOAL.holds(statistics.median(times)),
         ),
         Row(
-            metric="destroying a tenant that reaches every group",
+            metric="destroying a tenant that reaches every table of slot keys",
             value=everything,
             unit="ms",
-            against=f"{among}: every record is wrapped again; once",
+            against=f"{among}: the keys of all slots are wrapped again, as at each erasure; once",
             goal=str(_ROTATION_GOAL),
             met=_ROTATION_GOAL.holds(everything),
         ),
@@ -109,7 +109,7 @@ def _fill(folder: Path, sessions: int) -> None:
     )
     for number in range(sessions):
         ring.create(*_name(number), time.time())
-        if number % (GROUP_SLOTS // 2) == 0:
+        if number % (TABLE_SLOTS // 2) == 0:
             ring.create(_EVERYWHERE, f"s{number}", time.time())
     ring.store.slots.sync()
     ring.close()

@@ -2,15 +2,19 @@
 
 Three stacks of one model stay up together and are asked one after the other: the engine alone,
 with the governed cache behind the gateway, and the same with a daemon that copies instead of
-sealing. All engines get the same threads; vLLM is compiled, as it would be in use. A round sends
-each stack the same fresh prompt; with vLLM's own prefix cache off (llama.cpp keeps none), sending
-it again is a reload from the memory tier. Every request is sent to a machine at rest: an engine's
-threads spin on for a while after their last token, at the cost of whoever comes next.
+sealing (left out where a larger model leaves no memory for it). All engines get the same threads;
+vLLM is compiled, as it would be in use. A round sends each stack the same fresh prompt; with vLLM's
+own prefix cache off, and SGLang's emptied before (llama.cpp keeps none), sending it again is a
+reload from the memory tier. At the end the daemon alone is restarted, and each prompt comes once
+from disk, whose files the system may still hold in memory. Every request is sent to a machine at
+rest: an engine's threads spin on for a while after their last token, at the cost of whoever comes
+next.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import random
 import tempfile
 import time
@@ -21,28 +25,33 @@ from pathlib import Path
 from kvrun.bench.machine import describe_commit, describe_machine
 from kvrun.bench.paired import MIN_PAIRS, Goal, compare_pairs
 from kvrun.bench.report import Report, Row, ratio_row
+from kvrun.errors import KvrunError
+from kvrun.launch.processes import INSTANCE
 from kvrun.launch.stack import Stack, StackOptions
 
 DEFAULT_TOKENS = (4_000, 16_000, 30_000)
 _SHORT_PROMPT_TOKENS, _SHORT_ROUNDS = 8_000, 15
-CONTEXT_WINDOW = 32_000
+_ROOM_TOKENS = 1_000
 _RELOADS = 3
 _BLOCK_TOKENS = 128
 _SEALED_TIMEOUT_S = 20.0
+_FOUND_TIMEOUT_S = 60.0
 _REST_S = 0.7
 _COLD_GOAL = Goal(1.03, at_most=True)
 _RELOAD_GOAL = Goal(0.1, at_most=True)
 _SEALING_GOAL = Goal(1.05, at_most=True)
+_NO_GOAL = Goal(math.inf, at_most=True)
 _DAEMON_OWN_BYTES = 200 * 10**6
 _VOCABULARY = range(300, 1000)
-_LABELS = {"vllm": "vLLM", "llama.cpp": "llama.cpp"}
+_LABELS = {"vllm": "vLLM", "llama.cpp": "llama.cpp", "sglang": "SGLang"}
 
 
 @dataclass(frozen=True, slots=True)
 class TtftSettings:
     """``tokens``: prompt lengths. ``model``: a folder or one of kvrun's names.
 
-    ``rounds`` a length; None: as many as its noise asks for.
+    ``rounds`` a length; None: as many as its noise asks for. ``copied``: also ask the stack that
+    copies, which says what the cipher costs a reload.
     """
 
     tokens: tuple[int, ...] = DEFAULT_TOKENS
@@ -50,18 +59,21 @@ class TtftSettings:
     engine: str = "vllm"
     dtype: str = "bfloat16"
     rounds: int | None = None
+    copied: bool = True
     seed: int = 0
 
 
 @dataclass(slots=True)
 class _Times:
-    """Seconds to the first token, one entry a round."""
+    """Seconds to the first token and the prompt, one entry a round."""
 
     plain: list[float] = field(default_factory=list)
     plain_again: list[float] = field(default_factory=list)
     governed: list[float] = field(default_factory=list)
     reload: list[float] = field(default_factory=list)
     unsealed_reload: list[float] = field(default_factory=list)
+    disk_reload: list[float] = field(default_factory=list)
+    prompts: list[list[int]] = field(default_factory=list)
 
 
 def run_ttft_bench(
@@ -69,25 +81,32 @@ def run_ttft_bench(
 ) -> Report:
     """Start the stacks, measure every prompt length, stop them."""
     rng = random.Random(settings.seed)  # noqa: S311 - prompts and bootstrap samples, no secret
-    rows: list[Row] = []
+    measured: dict[int, _Times] = {}
     with contextlib.ExitStack() as running:
         folder = Path(running.enter_context(tempfile.TemporaryDirectory(prefix="kvb-")))
-        plain, governed, unsealed = (
+        plain, governed, *copying = stacks = [
             running.enter_context(_running(folder / name, name, settings, progress))
-            for name in ("plain", "governed", "unsealed")
-        )
-        for stack in (plain, governed, unsealed):
+            for name in ("plain", "governed", *(["unsealed"] if settings.copied else []))
+        ]
+        for stack in stacks:
             _ask(stack, _prompt(rng, 2_000))
         for tokens in settings.tokens:
             # Short prompts are noisier and cheaper.
             usual = _SHORT_ROUNDS if tokens <= _SHORT_PROMPT_TOKENS else MIN_PAIRS
             rounds = settings.rounds or usual
-            times = _Times()
+            times = measured[tokens] = _Times()
             for number in range(rounds):
                 progress(f"{tokens} tokens, round {number + 1} of {rounds}")
-                _round(times, plain, governed, unsealed, tokens, rng)
-            rows += _rows(tokens, times, rng, _LABELS[settings.engine])
-        rows.append(_memory_row(governed))
+                _round(times, plain, governed, copying, tokens, rng)
+        memory = _memory_row(governed)
+        progress("restarting the daemon: what follows comes from disk")
+        _restart_daemon(governed)
+        for times in measured.values():
+            for prompt in times.prompts:
+                times.disk_reload.append(_ask(governed, prompt, reused=True, from_disk=True))
+    label = _LABELS[settings.engine]
+    rows = [row for tokens, times in measured.items() for row in _rows(tokens, times, rng, label)]
+    rows.append(memory)
     return Report(
         bench="ttft", machine=describe_machine(), commit=describe_commit(), rows=tuple(rows)
     )
@@ -100,9 +119,9 @@ def _running(
     options = StackOptions(
         model=settings.model,
         engine=settings.engine,
-        context_window=CONTEXT_WINDOW,
+        context_window=max(settings.tokens) + _ROOM_TOKENS,
         memory_bytes=1 << 30,
-        disk_bytes=1 << 30,
+        disk_bytes=4 << 30,
         governed=kind != "plain",
         instance_module="kvrun.bench.unsealed_instance" if kind == "unsealed" else "kvrun",
         dtype=settings.dtype,
@@ -121,7 +140,12 @@ def _running(
 
 
 def _round(
-    times: _Times, plain: Stack, governed: Stack, unsealed: Stack, tokens: int, rng: random.Random
+    times: _Times,
+    plain: Stack,
+    governed: Stack,
+    copying: list[Stack],
+    tokens: int,
+    rng: random.Random,
 ) -> None:
     prompt = _prompt(rng, tokens)
     cold: list[Callable[[], None]] = [
@@ -132,23 +156,54 @@ def _round(
     rng.shuffle(cold)
     for measure in cold:
         measure()
-    _ask(unsealed, prompt, sealed=True)
-    governed.flush()
-    unsealed.flush()
-    sealed_times, copied_times = [], []
+    for stack in copying:
+        _ask(stack, prompt, sealed=True)
+    reloading = [(governed, times.reload), *((stack, times.unsealed_reload) for stack in copying)]
+    for stack, _ in reloading:
+        stack.flush()
+    measured: list[list[float]] = [[] for _ in reloading]
     for _ in range(_RELOADS):
-        sealed_times.append(_ask(governed, prompt, reused=True))
-        copied_times.append(_ask(unsealed, prompt, reused=True))
-    times.reload.append(sorted(sealed_times)[_RELOADS // 2])
-    times.unsealed_reload.append(sorted(copied_times)[_RELOADS // 2])
+        for (stack, _), seconds in zip(reloading, measured, strict=True):
+            seconds.append(_ask(stack, prompt, reused=True))
+    for (_, medians), seconds in zip(reloading, measured, strict=True):
+        medians.append(sorted(seconds)[_RELOADS // 2])
+    times.prompts.append(prompt)
 
 
-def _ask(stack: Stack, prompt: list[int], *, sealed: bool = False, reused: bool = False) -> float:
+def _restart_daemon(stack: Stack) -> None:
+    """Only what is on disk is left; returns once the engine has found the daemon again."""
+    stack.flush()
+    stack.stop(INSTANCE)
+    stack.start(INSTANCE)
+    deadline = time.monotonic() + _FOUND_TIMEOUT_S
+    while time.monotonic() < deadline:
+        answer = stack.complete("again", [300, 301, 302], 1)
+        # The daemon may not know the request, or not answer yet.
+        with contextlib.suppress(KvrunError):
+            if stack.reuse(answer.request_id).prompt_tokens:
+                return
+        time.sleep(0.1)
+    raise RuntimeError("the engine did not find the daemon again")
+
+
+def _ask(
+    stack: Stack,
+    prompt: list[int],
+    *,
+    sealed: bool = False,
+    reused: bool = False,
+    from_disk: bool = False,
+) -> float:
     """Seconds to the first token; ``sealed`` then waits until every block is in the memory tier."""
+    if reused and stack.options.engine == "sglang":
+        stack.empty_engine()
     time.sleep(_REST_S)
     answer = stack.complete("bench", prompt, 4)
-    if reused and answer.cached_tokens < len(prompt) - 256:
+    least = len(prompt) - 256
+    if reused and answer.cached_tokens < least:
         raise RuntimeError(f"{answer.cached_tokens} of {len(prompt)} tokens were reused")
+    if from_disk and stack.reuse(answer.request_id).disk_tokens < least:
+        raise RuntimeError("what was reused did not come from disk")
     if sealed:
         _wait_sealed(stack, answer.request_id, len(prompt) // _BLOCK_TOKENS)
     return answer.ttft_s
@@ -160,7 +215,7 @@ def _wait_sealed(stack: Stack, request_id: str, wanted: int) -> None:
     before = -1
     while True:
         sealed = stack.reuse(request_id).sealed_blocks
-        counted = stack.options.engine == "vllm"
+        counted = stack.options.engine != "llama.cpp"
         if sealed >= wanted if counted else sealed == before > 0:
             return
         if time.monotonic() > deadline:
@@ -186,27 +241,35 @@ def _rows(tokens: int, times: _Times, rng: random.Random, engine: str) -> list[R
             goal=goal,
         )
 
-    noise = compare_pairs(list(zip(times.plain, times.plain_again, strict=True)), rng=rng)
-    same = ratio_row(
-        f"cold TTFT, A/A, {size} tokens", noise, unit="ratio", against=f"plain {engine} and itself",
-        goal=_COLD_GOAL,
-    )  # fmt: skip
+    def informing(
+        metric: str, one: list[float], other: list[float], against: str, goal: Goal = _NO_GOAL
+    ) -> Row:
+        told = row(metric, one, other, against, goal)
+        return Row(metric=told.metric, value=told.value, unit=told.unit, against=told.against)
+
     added = [governed - plain for governed, plain in zip(times.governed, times.plain, strict=True)]
-    return [
+    rows = [
         _median_row(f"cold TTFT, plain {engine}, {size} tokens", times.plain),
         _median_row(f"added to cold TTFT, governed, {size} tokens", added),
         _median_row(f"reload TTFT, {size} tokens", times.reload),
-        Row(metric=same.metric, value=same.value, unit="ratio", against=same.against),
+        _median_row(f"reload TTFT, disk, {size} tokens", times.disk_reload),
+        informing(
+            "cold TTFT, A/A",
+            times.plain,
+            times.plain_again,
+            f"plain {engine} and itself",
+            _COLD_GOAL,
+        ),
         row("cold TTFT, governed", times.governed, times.plain, f"plain {engine}", _COLD_GOAL),
         row("reload TTFT, memory tier", times.reload, times.governed, "cold", _RELOAD_GOAL),
-        row(
-            "reload TTFT, sealed",
-            times.reload,
-            times.unsealed_reload,
-            "the same with a copy for the cipher",
-            _SEALING_GOAL,
-        ),
+        informing("reload TTFT, disk tier", times.disk_reload, times.governed, "cold, earlier"),
     ]
+    if times.unsealed_reload:
+        against = "the same with a copy for the cipher"
+        rows.append(
+            row("reload TTFT, sealed", times.reload, times.unsealed_reload, against, _SEALING_GOAL)
+        )
+    return rows
 
 
 def _median_row(metric: str, seconds: list[float]) -> Row:

@@ -17,6 +17,7 @@ from kvrun.cli.remote import (
     the_deployment,
     the_workspace,
 )
+from kvrun.cli.service_accounts import the_service_account
 from kvrun.client.results.people import ApiKey, NewApiKey
 
 app = typer.Typer(no_args_is_help=True)
@@ -70,6 +71,9 @@ def create(
         list[str], typer.Option(help="infer, erase, audit.read, evidence or admin. Repeatable.")
     ],
     deployment: Annotated[str, typer.Option(help="Only for this one: its id or name.")] = "",
+    service_account: Annotated[
+        str, typer.Option(help="Held by this service account, not by you: its id or name.")
+    ] = "",
     days: Annotated[int | None, typer.Option(min=1, help="Days until it expires.")] = None,
     workspace: InWorkspace = "",
     api_url: ApiUrl = DEFAULT_API_URL,
@@ -83,12 +87,14 @@ def create(
     with connect(api_url, api_key_file) as client:
         place = the_workspace(client, workspace).id
         bound = the_deployment(client, deployment, workspace).id if deployment else None
+        holder = the_service_account(client, place, service_account) if service_account else None
         made = client.api_keys.create(
             place,
             name,
             scope,
             deployment_id=bound,
             expires_at=int(time.time()) + days * _DAY_S if days else None,
+            service_account_id=holder.id if holder else None,
         )
     _print(made, as_json)
 

@@ -10,7 +10,7 @@ from rich.progress import Progress
 from kvrun.bench.paired import MIN_PAIRS
 from kvrun.bench.report import Report, print_report
 from kvrun.bench.seal import SealBenchSettings, run_seal_bench
-from kvrun.deployments.spec import ENGINES
+from kvrun.launch.engines import KINDS, smallest_model
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -49,7 +49,7 @@ def ttft(
         str | None,
         typer.Option(help='Folder, "demo" or "tiny"; all stacks serve it. Usual: the smallest.'),
     ] = None,
-    engine: Annotated[str, typer.Option(help="vllm or llama.cpp.")] = "vllm",
+    engine: Annotated[str, typer.Option(help="vllm, llama.cpp or sglang.")] = "vllm",
     dtype: Annotated[
         str, typer.Option(help="Number format; CPUs without bfloat16 compute it slowly.")
     ] = "bfloat16",
@@ -57,23 +57,29 @@ def ttft(
         int | None,
         typer.Option(min=7, max=1000, help="Rounds a length; unset: 15 below 8k tokens, else 7."),
     ] = None,
+    copied: Annotated[
+        bool,
+        typer.Option(help="A third engine, whose daemon copies: what the cipher costs a reload."),
+    ] = True,
 ) -> None:
     """Time to first token with the governed cache against the plain engine; reload against cold.
 
-    Starts three engines; on two cores it takes 12 GiB of memory, 10 minutes at 4,000 tokens and 15
-    at 16,000. Leave the machine alone meanwhile.
+    A reload comes from the memory tier, sealed and with a copy for the cipher, and from disk after
+    the daemon was restarted. Starts three engines; on two cores vLLM's take 12 GiB of memory, 10
+    minutes at 4,000 tokens and 15 at 16,000. Larger models leave no room for the third:
+    --no-copied. Leave the machine alone meanwhile.
 
     Example: kvrun bench ttft --tokens 4000 --json
     """
     from kvrun.bench.ttft import DEFAULT_TOKENS, TtftSettings, run_ttft_bench
 
-    if engine not in ENGINES:
-        raise typer.BadParameter(f"{engine!r} is not known; allowed: {', '.join(ENGINES)}")
-    model = model or ("tiny" if engine == "vllm" else "demo")
+    if engine not in KINDS:
+        raise typer.BadParameter(f"{engine!r} is not known; allowed: {', '.join(KINDS)}")
+    model = model or smallest_model(engine)
     status = Console(stderr=True).status("starting")
     with status:
         report = run_ttft_bench(
-            TtftSettings(tuple(tokens or DEFAULT_TOKENS), model, engine, dtype, rounds),
+            TtftSettings(tuple(tokens or DEFAULT_TOKENS), model, engine, dtype, rounds, copied),
             status.update,
         )
     finish(report, as_json)
@@ -112,7 +118,9 @@ def audit(
     """
     from kvrun.bench.audit import AuditBenchSettings, run_audit_bench
 
-    finish(run_audit_bench(AuditBenchSettings(records=records, ttft_ms=ttft_ms)), as_json)
+    rounds = 5 if records <= 1_000_000 else 1
+    settings = AuditBenchSettings(records=records, rounds=rounds, ttft_ms=ttft_ms)
+    finish(run_audit_bench(settings), as_json)
 
 
 @app.command()
@@ -125,16 +133,20 @@ def policy(
     blocks: Annotated[
         int, typer.Option(min=1000, max=1_000_000, help="Misplaced blocks to take away.")
     ] = 50_000,
+    ttft_ms: Annotated[
+        float | None,
+        typer.Option(min=0.1, help="The engine's TTFT of a reloaded prompt, to compare with."),
+    ] = None,
 ) -> None:
     """Time of a residency decision, of activating a large revision, and of taking blocks away.
 
-    Takes about half a minute on the disk of the temporary folder.
+    And what requests notice of the two. Takes about a minute on the disk of the temporary folder.
 
     Example: kvrun bench policy --json
     """
     from kvrun.bench.policy import run_policy_bench
 
-    finish(run_policy_bench(rules, tenants, blocks), as_json)
+    finish(run_policy_bench(rules, tenants, blocks, ttft_ms), as_json)
 
 
 @app.command()
@@ -193,18 +205,37 @@ def restore(
     folder: Annotated[
         Path | None, typer.Option(help="Folder on the disk to measure; unset: a temporary one.")
     ] = None,
+    objects: Annotated[
+        str | None,
+        typer.Option(help="Storage for packs, as storage.url; unset: a folder beside the blocks."),
+    ] = None,
+    object_option: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME=VALUE as in storage.options; may be given more than once."),
+    ] = None,
 ) -> None:
-    """How fast a session comes back from disk after a restart, against reading that disk.
+    """How fast a session comes back from disk and from Storage after a restart.
 
-    Needs twice the blocks' size on the disk and once in memory.
+    The disk is held against fio (a plain sequential read where fio is not installed), Storage
+    against range requests alone. Needs three times the blocks' size on the disk, and in memory.
 
     Example: kvrun bench restore --folder /var/lib/kvrun
     """
     from kvrun.bench.restore import RestoreBenchSettings, run_restore_bench
 
+    given = [option.partition("=") for option in object_option or ()]
+    if not all(equals for _, equals, _ in given):
+        raise typer.BadParameter("give NAME=VALUE", param_hint="--object-option")
     with Console(stderr=True).status("starting") as status:
         report = run_restore_bench(
-            RestoreBenchSettings(blocks, block_kib << 10, pairs=pairs, folder=folder),
+            RestoreBenchSettings(
+                blocks,
+                block_kib << 10,
+                pairs=pairs,
+                folder=folder,
+                objects=objects,
+                options={name: value for name, _, value in given},
+            ),
             status.update,
         )
     finish(report, as_json)
@@ -222,7 +253,10 @@ def capacity(
         typer.Option("--engine", help="Instead: vLLM on this machine with more sessions than fit."),
     ] = False,
     memory_gb: Annotated[int, typer.Option(min=1, help="Memory tier in GB.")] = 256,
-    disk_gb: Annotated[int, typer.Option(min=1, help="Disk tier in GB.")] = 8000,
+    disk_gb: Annotated[
+        list[int] | None,
+        typer.Option(min=1, help="Disk tier in GB; repeatable. Usual: 8000, 20000."),
+    ] = None,
     tenants: Annotated[
         int, typer.Option(min=1, help="Tenants that the conversations are dealt to.")
     ] = 1024,
@@ -230,7 +264,7 @@ def capacity(
     """What GPU, memory, disk and object tier hold of real traffic, simulated for an 80 GB GPU.
 
     The order in which blocks leave a tier is the daemon's own code; the rest is arithmetic. Takes
-    a minute or two. With --engine nothing is simulated: 40 sessions of a tiny model take turns on
+    some minutes. With --engine nothing is simulated: 40 sessions of a tiny model take turns on
     a vLLM that has room for 8; some minutes and 4 GB of memory.
 
     Example: kvrun bench capacity --trace conversation_trace.jsonl
@@ -248,7 +282,10 @@ def capacity(
 
     gb = 10**9
     settings = CapacitySettings(
-        trace, memory_bytes=memory_gb * gb, disk_bytes=disk_gb * gb, tenants=tenants
+        trace,
+        memory_bytes=memory_gb * gb,
+        disk_bytes=tuple(size * gb for size in disk_gb or (8_000, 20_000)),
+        tenants=tenants,
     )
     with Progress(console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("requests", total=None)
@@ -275,7 +312,7 @@ def erase(
 ) -> None:
     """Time from a request to erase a session to its signed certificate, in a full deployment.
 
-    Fills a deployment in the temporary folder first; takes a minute or so.
+    Fills a deployment in the temporary folder first; takes some minutes.
 
     Example: kvrun bench erase --sessions 10000 --blocks 1000000
     """

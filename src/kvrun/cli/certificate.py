@@ -23,14 +23,24 @@ from kvrun.cli.trust import read_anchor
 from kvrun.erasure.check import check_certificate
 from kvrun.erasure.document import MAX_CERTIFICATE_BYTES
 from kvrun.erasure.errors import CertificateFormatError, ErasureError
+from kvrun.erasure.logproof import MAX_LOG_PROOF_BYTES
 from kvrun.erasure.report import CertificateReport, CheckCode
 from kvrun.erasure.view_html import certificate_html
 
 app = typer.Typer(no_args_is_help=True)
 
+_PROOF_SUFFIX = ".log-proof"
+
 Opening = Annotated[
     Path | None,
     typer.Option(help="The opening that was handed out with a certificate."),
+]
+LogProofFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--log-proof",
+        help="The file beside a certificate that shows it in the control plane's log.",
+    ),
 ]
 TrustFile = Annotated[
     Path | None,
@@ -85,17 +95,27 @@ def get(
 ) -> None:
     """Fetch a certificate from the workspace's Storage, as it is stored there.
 
+    Its proof in the control plane's log is written beside it, with `.log-proof` in place of its
+    suffix, once there is one: after the next collection.
+
     Example: kvrun certificate get 5f0c1d7e9a3b2c4d6e8f0a1b -o certificate.json
     """
     from kvrun.control.plane import ControlPlane
 
-    data = ControlPlane(read_config(config_file)).certificates().get(certificate_id)
     path = output or Path(f"{certificate_id}.json")
-    try:
-        path.write_bytes(data)
-    except OSError as error:
-        raise ErasureError(f"{path} cannot be written: {error.strerror}") from None
+    if path.suffix == _PROOF_SUFFIX:
+        raise ErasureError(
+            f"a certificate is not written to {path}: its log proof has this name",
+            hint="Name a file that ends in .json, as ID.json.",
+        )
+    shelf = ControlPlane(read_config(config_file)).certificates()
+    _write(path, shelf.get(certificate_id))
     typer.echo(f"certificate: {path}")
+    proof = shelf.proof(certificate_id)
+    if proof is not None:
+        beside = path.with_suffix(_PROOF_SUFFIX)
+        _write(beside, proof)
+        typer.echo(f"log proof: {beside}")
 
 
 @app.command()
@@ -150,6 +170,7 @@ def check_file(
     subject: str | None,
     now: float,
     attested: Sequence[Attestation] = (),
+    log_proof: Path | None = None,
 ) -> CertificateReport:
     """Check the certificate in a file. Raises CertificateFormatError for an unreadable path."""
     anchor = read_anchor(trust) if trust else None
@@ -160,6 +181,7 @@ def check_file(
         opening=_read(opening, 1 << 16) if opening else None,
         subject=subject,
         attested=attested,
+        log_proof=_read(log_proof, MAX_LOG_PROOF_BYTES + 1) if log_proof else None,
     )
 
 
@@ -174,7 +196,7 @@ def print_report(report: CertificateReport, as_json: bool) -> None:
 def report_text(report: CertificateReport) -> str:
     """One line a check: name, verdict, code and what was found."""
     lines = [
-        f"{item.name:<10} {item.verdict:<8} {item.code}: {item.detail}" for item in report.checks
+        f"{item.name:<11} {item.verdict:<8} {item.code}: {item.detail}" for item in report.checks
     ]
     if CheckCode.SELF_ASSERTED in {item.code for item in report.checks}:
         lines.append("signer: self-asserted")
@@ -197,6 +219,13 @@ def report_json(report: CertificateReport) -> dict[str, object]:
         ],
         "statement": msgspec.to_builtins(report.statement),
     }
+
+
+def _write(path: Path, data: bytes) -> None:
+    try:
+        path.write_bytes(data)
+    except OSError as error:
+        raise ErasureError(f"{path} cannot be written: {error.strerror}") from None
 
 
 def _read(path: Path, limit: int) -> bytes:

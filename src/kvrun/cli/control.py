@@ -97,7 +97,7 @@ def retire(config: KvrunConfig, log: str, reason: str, *, as_json: bool) -> None
         statement = retire_log(
             log,
             reason,
-            storage=plane.storage(),
+            storage=plane.log_storage(),
             memory=plane.memory,
             journal=plane.journal,
             cosigner=open_cosigner(plane.config.layout, plane.now),

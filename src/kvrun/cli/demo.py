@@ -15,6 +15,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from kvrun.cli.options import AsJson, console, print_json, table
 from kvrun.demo.story import Row, StepResult, Story
 from kvrun.deployments.spec import ENGINES
+from kvrun.launch.engines import usual_engine
 from kvrun.launch.stack import Stack, StackOptions
 from kvrun.launch.supervisor import ChildState
 from kvrun.models.folders import cache_folder
@@ -24,7 +25,10 @@ def demo(
     model: Annotated[
         str, typer.Option(help='Folder, Hugging Face id, "demo" (Gemma 3 270M) or "tiny".')
     ] = "demo",
-    engine: Annotated[str, typer.Option(help="vllm or llama.cpp.")] = "vllm",
+    engine: Annotated[
+        str | None,
+        typer.Option(help="vllm or llama.cpp; unset: vllm where it is installed, else llama.cpp."),
+    ] = None,
     folder: Annotated[
         Path | None, typer.Option(help="Where the demo keeps its data; emptied first.")
     ] = None,
@@ -39,6 +43,7 @@ def demo(
 
     Example: kvrun demo --engine llama.cpp
     """
+    engine = engine or usual_engine("vllm", "llama.cpp")
     if engine not in ENGINES:
         raise typer.BadParameter(f"{engine!r} is not known; allowed: {', '.join(ENGINES)}")
     out = console(stderr=as_json)
@@ -50,14 +55,17 @@ def demo(
     began = time.monotonic()
     try:
         with progress:
-            task = progress.add_task("preparing the model", total=None)
+            task = progress.add_task("", total=None)
 
             def say(text: str) -> None:
                 progress.update(task, description=text)
+                if not out.is_terminal:
+                    out.print(text, highlight=False)
 
             def child(name: str, state: ChildState) -> None:
-                progress.update(task, description=f"{name}: {state.value}")
+                say(f"{name}: {state.value}")
 
+            say(f"preparing the model for {engine}")
             options = StackOptions(model=model, engine=engine)
             stack = Stack(folder or cache_folder() / "demo", options, say, child)
             _stop_on_signals(stack)
@@ -69,7 +77,7 @@ def demo(
                 playing.start(*start) if start else None
 
             for title, step in Story(stack, restart).steps():
-                progress.update(task, description=title)
+                say(title)
                 result = step()
                 results.append(result)
                 progress.console.print(f"[green]ok[/] {title}: {result.shown}", highlight=False)
@@ -102,7 +110,12 @@ def _print_table(rows: list[Row]) -> None:
 
 def _keep_running(stack: Stack) -> None:
     out = console()
-    out.print(f"\ngateway {stack.url}/v1 · data {stack.config.instance.data_dir}", soft_wrap=True)
+    places = (
+        f"gateway {stack.url}/v1",
+        f"health {stack.url}/readyz",
+        f"data {stack.config.instance.data_dir}",
+    )
+    out.print("\n" + " · ".join(places), soft_wrap=True)
     out.print(
         f"\n  curl {stack.url}/v1/completions \\\n"
         f"    -H 'Authorization: Bearer {stack.api_key}' -H 'X-KV-Tenant: alice' \\\n"

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from kvrun.cli.deployment_options import labels_of, settings_of, size_of
 from kvrun.cli.options import AsJson, console, print_json
 from kvrun.cli.remote import (
     DEFAULT_API_URL,
@@ -22,7 +23,6 @@ from kvrun.cli.remote import (
 )
 from kvrun.client import Client
 from kvrun.client.results.deployments import Deployment
-from kvrun.config.values import parse_size
 
 app = typer.Typer(no_args_is_help=True)
 Wait = Annotated[
@@ -100,31 +100,45 @@ def create(
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="A label. Repeatable.")
     ] = None,
     gpu: Annotated[list[int] | None, typer.Option(help="A GPU's number. Repeatable.")] = None,
+    engine: Annotated[str | None, typer.Option(help='"vllm" or "llama.cpp".')] = None,
+    allow_shared_gpu: Annotated[
+        bool, typer.Option("--allow-shared-gpu", help="Start although others use a GPU of it.")
+    ] = False,
+    setting: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="A further setting. Repeatable."),
+    ] = None,
     start: Annotated[bool, typer.Option("--start", help="Start it too.")] = False,
     workspace: InWorkspace = "",
     api_url: ApiUrl = DEFAULT_API_URL,
     api_key_file: ApiKeyFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a deployment.
+    """Make a deployment; warn where its key root cannot prove that keys are gone.
 
     Example: kvrun deployments create chat --model demo --multi-tenant --start
     """
     with connect(api_url, api_key_file) as client:
-        made = client.deployments.create(
+        made: Deployment
+        made = new = client.deployments.create(
             the_workspace(client, workspace).id,
             name,
             model,
             multi_tenant=multi_tenant,
             stateless=stateless,
             context_window=context_window,
-            memory_bytes=_size("--memory", memory),
-            disk_bytes=_size("--disk", disk),
-            labels=_labels(label or []),
+            memory_bytes=size_of("--memory", memory),
+            disk_bytes=size_of("--disk", disk),
+            labels=labels_of(label or []),
             gpu_ids=gpu,
+            engine=engine,
+            allow_shared_gpu=allow_shared_gpu or None,
+            settings=settings_of(setting or []) or None,
         )
         if start:
-            made = client.deployments.start(made.id)
+            made = client.deployments.start(new.id)
+    for warning in new.warnings:
+        console(stderr=True).print(f"warning: {warning}", markup=False, soft_wrap=True)
     _print(made, as_json)
 
 
@@ -176,22 +190,6 @@ def restart(
     """
     with connect(api_url, api_key_file) as client:
         _ask(client, deployment, workspace, client.deployments.restart, "", 0.0, as_json)
-
-
-@app.command()
-def rebuild(
-    deployment: Named,
-    workspace: InWorkspace = "",
-    api_url: ApiUrl = DEFAULT_API_URL,
-    api_key_file: ApiKeyFile = None,
-    as_json: AsJson = False,
-) -> None:
-    """Replace a deployment's instance by a new one, warm from what is stored.
-
-    Example: kvrun deployments rebuild chat
-    """
-    with connect(api_url, api_key_file) as client:
-        _ask(client, deployment, workspace, client.deployments.rebuild, "", 0.0, as_json)
 
 
 @app.command()
@@ -269,22 +267,3 @@ def _print(found: Deployment, as_json: bool) -> None:
     ):
         if value:
             out.print(f"  {name}: {value}", markup=False)
-
-
-def _size(option: str, text: str | None) -> int | None:
-    if text is None:
-        return None
-    try:
-        return parse_size(text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint=option) from None
-
-
-def _labels(given: list[str]) -> dict[str, str] | None:
-    found = {}
-    for item in given:
-        name, equals, value = item.partition("=")
-        if not name or not equals:
-            raise typer.BadParameter(f"{item[:80]!r} is not NAME=VALUE", param_hint="--label")
-        found[name] = value
-    return found or None

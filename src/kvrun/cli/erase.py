@@ -1,7 +1,6 @@
 """``kvrun erase``: destroy keys, and with them everything they sealed, and certify it."""
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -18,14 +17,13 @@ from kvrun.cli.options import (
     read_config,
     table,
 )
+from kvrun.cli.plan_shown import show_plan
 from kvrun.config import KvrunConfig
-from kvrun.config.values import size_text
 from kvrun.erasure.archive import CertificateArchive
 from kvrun.erasure.certificate import ErasureStatement
 from kvrun.erasure.errors import ErasureError
 from kvrun.erasure.job import Job, JobState, JobStore
 from kvrun.erasure.joint_request import JointRequest
-from kvrun.erasure.plan import Plan
 from kvrun.instance.erasures import ErasureResult
 from kvrun.instance.parts import certificates_folder
 from kvrun.launch.erasing import erase as erase_one
@@ -39,6 +37,15 @@ PlanOnly = Annotated[
     bool, typer.Option("--plan", help="Count what it would reach, erase nothing, print the token.")
 ]
 Confirm = Annotated[str, typer.Option(metavar="TOKEN", help="The token of the plan.")]
+Ask = Annotated[
+    bool, typer.Option("--ask", help="Ask a second person to agree to the plan of --confirm.")
+]
+CertifyPending = Annotated[
+    bool,
+    typer.Option(
+        "--certify-pending", help="Certify although a deployment fails; it is listed as pending."
+    ),
+]
 Reference = Annotated[
     str, typer.Option("--ref", help="Your reference, such as DSAR-123; certificates keep it.")
 ]
@@ -147,7 +154,7 @@ def status(
         "addenda": [str(archive.path(f"{erasure_id}-{n + 1}")) for n in range(job.addenda)]
         if job is not None
         else [],
-        "unacknowledged": job.unacknowledged if job is not None else [],
+        "unacknowledged": job.unconfirmed if job is not None else [],
         "steps": msgspec.to_builtins(job.steps) if job is not None else [],
     }
     if as_json:
@@ -256,22 +263,6 @@ def write_opening(text: str, path: Path) -> Path:
     return path
 
 
-def show_plan(plan: Plan, command: Sequence[str]) -> None:
-    """A plan for people."""
-    out = console()
-    rows = table("would be erased", "count")
-    rows.add_row("tenants", str(plan.tenants))
-    rows.add_row("session keys", str(plan.sessions))
-    rows.add_row("running requests", str(plan.requests))
-    for tier in plan.tiers:
-        rows.add_row(f"blocks, {tier.tier}", f"{tier.blocks} ({size_text(tier.bytes)})")
-    rows.add_row("class", plan.claim_class)
-    out.print(rows)
-    if plan.token:
-        typer.echo(f"token, for ten minutes: {plan.token}")
-        typer.echo(f"to erase: kvrun erase {' '.join(command)} --confirm {plan.token}")
-
-
 def _run(
     config_file: Path,
     asked: dict[str, str],
@@ -288,8 +279,9 @@ def _run(
         if as_json:
             print_json(counted)
         else:
-            scope = [asked["kind"], *(f"--{k} {v}" for k, v in asked.items() if k != "kind")]
-            show_plan(counted, scope)
+            named = (pair for pair in asked.items() if pair[0] != "kind")
+            scope = (part for name, value in named for part in (f"--{name}", value))
+            show_plan([counted], ["erase", asked["kind"], *scope], counted.token)
         return
     wanted = {
         **asked,

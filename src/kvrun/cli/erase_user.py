@@ -1,4 +1,4 @@
-"""``kvrun erase user``: one person, in all given deployments of a workspace, one certificate."""
+"""``kvrun erase user``: one person, in the deployments of a workspace, one certificate over all."""
 
 import sys
 from collections.abc import Sequence
@@ -10,16 +10,19 @@ import typer
 from rich.markup import escape
 
 from kvrun.cli.erase import (
+    CertifyPending,
     Confirm,
     LegalBasis,
     OpeningFile,
     PlanOnly,
     Reference,
     print_places,
-    show_plan,
     write_opening,
 )
 from kvrun.cli.options import DEFAULT_CONFIG, AsJson, console, print_json, read_config, table
+from kvrun.cli.plan_shown import show_plan
+from kvrun.cli.remote import DEFAULT_API_URL, ApiKeyFile, ApiUrl, connect, the_workspace
+from kvrun.cli.remote_erase import erase_person
 from kvrun.config import KvrunConfig
 from kvrun.erasure.errors import ErasureError
 from kvrun.launch.erasing import plan_erasure, requester
@@ -28,7 +31,6 @@ from kvrun.launch.joint_erasures import (
     JointAsked,
     JointErased,
     erasing_jointly,
-    sum_plans,
     targets_of,
 )
 
@@ -40,13 +42,7 @@ def user(
     legal_basis: LegalBasis = "",
     plan: PlanOnly = False,
     confirm: Confirm = "",
-    certify_pending: Annotated[
-        bool,
-        typer.Option(
-            "--certify-pending",
-            help="Certify although a deployment fails; it is listed as pending.",
-        ),
-    ] = False,
+    certify_pending: CertifyPending = False,
     opening: OpeningFile = None,
     config_file: Annotated[
         list[Path] | None,
@@ -57,9 +53,14 @@ def user(
             help="Configuration of a deployment. Repeat it.",
         ),
     ] = None,
+    api_url: ApiUrl = DEFAULT_API_URL,
+    api_key_file: ApiKeyFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Erase one person in the deployments whose configurations are given, stopped ones included.
+    """Erase one person in every deployment of a workspace, stopped ones included.
+
+    Where configurations are given, it is their deployments. Else the control plane is asked, which
+    knows them all, where its API's address or key is given or no kvrun.toml is here.
 
     Each deployment gives a certificate, also where it held nothing; one parent certificate lists
     them. Where one fails, or the command is cut short, ask again with the same reference: it goes
@@ -67,17 +68,37 @@ def user(
     one's data folder, but whose configuration was not given, is listed as pending, and the command
     ends with status 1. Others are not seen.
 
-    Example: kvrun erase user alice --workspace acme --ref DSAR-123 -c a/kvrun.toml -c b/kvrun.toml
+    Example: kvrun erase user alice --workspace acme --ref DSAR-123 --plan
     """
+    command = ["erase", "user", user_id, "--workspace", workspace]
+    api = ["--api-url", api_url] if api_url != DEFAULT_API_URL else []
+    if api_key_file is not None:
+        api += ["--api-key-file", str(api_key_file)]
+    if not config_file and (api or not DEFAULT_CONFIG.exists()):
+        with connect(api_url, api_key_file) as client:
+            erase_person(
+                client,
+                the_workspace(client, workspace).id,
+                user_id,
+                command=[*command, *api],
+                plan=plan,
+                confirm=confirm,
+                reference=reference,
+                legal_basis=legal_basis,
+                certify_pending=certify_pending,
+                opening=opening,
+                as_json=as_json,
+            )
+        return
     configs = _deployments(config_file or [DEFAULT_CONFIG], workspace)
     asked = JointAsked(workspace, user_id, reference, requester(), legal_basis)
     if plan:
         counted = [plan_erasure(config, asked.scope, offline=True) for config in configs]
-        whole = sum_plans(workspace, counted)
+        token = BETWEEN_TOKENS.join(plan.token for plan in counted)
         if as_json:
-            print_json({"deployments": counted, "token": whole.token})
+            print_json({"deployments": counted, "token": token})
         else:
-            show_plan(whole, ["user", user_id, f"--workspace {workspace}"])
+            show_plan(counted, command, token)
         return
     tokens = confirm.split(BETWEEN_TOKENS) if confirm else [""] * len(configs)
     if len(tokens) != len(configs):

@@ -1,6 +1,7 @@
 """``kvrun erase workspace|account|tenants``: several deployments, through the control plane."""
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -8,6 +9,8 @@ import typer
 from rich.markup import escape
 
 from kvrun.cli.erase import (
+    Ask,
+    CertifyPending,
     Confirm,
     LegalBasis,
     OpeningFile,
@@ -16,6 +19,7 @@ from kvrun.cli.erase import (
     write_opening,
 )
 from kvrun.cli.options import AsJson, console, print_json, table
+from kvrun.cli.plan_shown import show_plan
 from kvrun.cli.remote import (
     DEFAULT_API_URL,
     ApiKeyFile,
@@ -25,18 +29,7 @@ from kvrun.cli.remote import (
     the_workspace,
 )
 from kvrun.client import Client
-from kvrun.client.results.evidence import JointErased, WidePlan
-from kvrun.config.values import size_text
-
-Ask = Annotated[
-    bool, typer.Option("--ask", help="Ask a second person to agree to the plan of --confirm.")
-]
-CertifyPending = Annotated[
-    bool,
-    typer.Option(
-        "--certify-pending", help="Certify although a deployment fails; it is listed as pending."
-    ),
-]
+from kvrun.client.results.evidence import JointErased
 
 
 def workspace(
@@ -60,7 +53,7 @@ def workspace(
     Example: kvrun erase workspace acme --plan
     """
     with connect(api_url, api_key_file) as client:
-        wide = _Wide(client, the_workspace(client, name).id, "workspace", f"workspace {name}")
+        wide = _Wide(client, the_workspace(client, name).id, "workspace", ["workspace", name])
         wide.run(plan, ask, confirm, reference, legal_basis, certify_pending, opening, as_json)
 
 
@@ -100,7 +93,8 @@ def account(
     Example: kvrun erase account acme --also-key-file other.key --plan
     """
     keys = tuple(key for file in also or [] if (key := read_key(file)))
-    command = " ".join(["account", name, *(f"--also-key-file {file}" for file in also or [])])
+    files = (word for file in also or [] for word in ("--also-key-file", str(file)))
+    command = ["account", *([name] if name else []), *files]
     with connect(api_url, api_key_file) as client:
         place = the_workspace(client, name).id
         wide = _Wide(client, place, "account", command, also=keys)
@@ -132,19 +126,19 @@ def tenants(
     """
     with connect(api_url, api_key_file) as client:
         place = the_workspace(client, workspace).id
-        wide = _Wide(client, place, "tenants", f"tenants --label {label}", label)
+        wide = _Wide(client, place, "tenants", ["tenants", "--label", label], label)
         wide.run(plan, ask, confirm, reference, legal_basis, certify_pending, opening, as_json)
 
 
 class _Wide:
-    """One such erasure; ``command`` names it on the command line."""
+    """One such erasure; ``command`` is what names it on the command line, word by word."""
 
     def __init__(
         self,
         client: Client,
         workspace_id: str,
         kind: str,
-        command: str,
+        command: Sequence[str],
         label: str = "",
         also: tuple[str, ...] = (),
     ) -> None:
@@ -173,7 +167,14 @@ class _Wide:
             if as_json:
                 print_json(counted)
             else:
-                self._show(counted)
+                parts = counted.deployments
+                show_plan(
+                    [part.plan for part in parts if part.plan is not None],
+                    ["erase", *self._command],
+                    counted.token,
+                    needs_approval=counted.needs_approval,
+                    problems=[(part.name, part.problem) for part in parts if part.problem],
+                )
             return
         if ask:
             asked = erasures.ask_wide_approval(
@@ -202,30 +203,12 @@ class _Wide:
             print_json(done)
             sys.stdout.flush()
         else:
-            _hand_out(done, opening)
+            hand_out(done, opening)
         raise typer.Exit(1 if any(child.problem for child in done.deployments) else 0)
 
-    def _show(self, counted: WidePlan) -> None:
-        rows = table("would be erased", "count")
-        rows.add_row("deployments", str(sum(item.plan is not None for item in counted.deployments)))
-        rows.add_row("tenants", str(counted.tenants))
-        rows.add_row("session keys", str(counted.sessions))
-        rows.add_row("running requests", str(counted.requests))
-        for tier in counted.tiers:
-            rows.add_row(f"blocks, {tier.tier}", f"{tier.blocks} ({size_text(tier.bytes)})")
-        out = console()
-        out.print(rows)
-        for item in counted.deployments:
-            if item.problem:
-                name, problem = escape(item.name), escape(item.problem)
-                out.print(f"[yellow]cannot be planned:[/] {name}: {problem}")
-        typer.echo(f"token, for ten minutes: {counted.token}")
-        if counted.needs_approval:
-            typer.echo("a second person has to agree: the same command with --confirm and --ask")
-        typer.echo(f"to erase: kvrun erase {self._command} --confirm {counted.token}")
 
-
-def _hand_out(done: JointErased, opening: Path | None) -> None:
+def hand_out(done: JointErased, opening: Path | None) -> None:
+    """What became of it, for people; openings are written to files."""
     first = opening or Path(f"{done.id}.opening.json")
     for certificate_id, text in done.openings.items():
         own = first if certificate_id == done.id else None

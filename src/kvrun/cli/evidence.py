@@ -17,7 +17,10 @@ from kvrun.cli.options import (
     read_config,
     table,
 )
+from kvrun.cli.remote import DEFAULT_API_URL, ApiKeyFile, ApiUrl, connect, the_workspace
 from kvrun.cli.trust import read_anchor
+from kvrun.client import Client
+from kvrun.errors import KvrunError
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -27,6 +30,16 @@ Sample = Annotated[int, typer.Option(help="Records to draw, each with an inclusi
 Seed = Annotated[str, typer.Option(help="What the draw follows from: the auditor chooses it.")]
 Full = Annotated[bool, typer.Option("--full", help="Put the segments themselves in, too.")]
 Output = Annotated[Path, typer.Option("--output", "-o", help="The new file.")]
+OfWorkspace = Annotated[
+    str,
+    typer.Option(
+        "--workspace",
+        "-w",
+        metavar="NAME",
+        help="Of all deployments of a workspace, made by the control plane; its id or name.",
+    ),
+]
+_POLL_S = 0.5
 
 
 @app.callback()
@@ -42,6 +55,9 @@ def export(
     sample: Sample = 25,
     seed: Seed = "1",
     full: Full = False,
+    workspace: OfWorkspace = "",
+    api_url: ApiUrl = DEFAULT_API_URL,
+    api_key_file: ApiKeyFile = None,
     config_file: ConfigFile = DEFAULT_CONFIG,
 ) -> None:
     """Put everything that shows what was governed in a period into one signed file.
@@ -49,10 +65,16 @@ def export(
     Logs, certificates, lists of requests and changes, configuration, public keys, formats and
     verifiers; and which requirement they are evidence for. It holds no prompt, no key and no end
     user's id. Interrupted, it goes on with what was finished when it is called again. That it was
-    made is on record first.
+    made is on record first. It is about the deployment of the configuration file; with --workspace
+    about all of a workspace's, and asks the control plane with an API key of scope evidence.
 
     Example: kvrun evidence export --from 2026-01-01 --to 2026-04-01 -o evidence.zip
     """
+    if workspace:
+        with connect(api_url, api_key_file) as client:
+            asked = (since, until, sample, seed, full)
+            _export_workspace(client, the_workspace(client, workspace).id, asked, output)
+        return
     from kvrun.api.home import home_of
     from kvrun.control.plane import ControlPlane
     from kvrun.evidence.export import Request, Step, export_bundle
@@ -66,8 +88,7 @@ def export(
         reason=f"evidence of {request.period} by uid {os.getuid()}",
         deployment=config.deployment.name,
     )
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console(stderr=True), transient=True) as progress:
+    with _progress() as progress:
         bar = progress.add_task("evidence", total=None)
 
         def show(step: Step) -> None:
@@ -80,7 +101,12 @@ def export(
 
 
 @app.command()
-def trust(config_file: ConfigFile = DEFAULT_CONFIG) -> None:
+def trust(
+    workspace: OfWorkspace = "",
+    api_url: ApiUrl = DEFAULT_API_URL,
+    api_key_file: ApiKeyFile = None,
+    config_file: ConfigFile = DEFAULT_CONFIG,
+) -> None:
     """Print the trust anchor with which others check evidence of this deployment.
 
     It has the keys of evidence, certificates and logs, and of who countersigns. Hand it over on
@@ -88,12 +114,49 @@ def trust(config_file: ConfigFile = DEFAULT_CONFIG) -> None:
 
     Example: kvrun evidence trust > anchor.json
     """
+    if workspace:
+        with connect(api_url, api_key_file) as client:
+            found = client.evidence.trust_anchor(the_workspace(client, workspace).id)
+        typer.echo(found.decode(), nl=False)
+        return
     from kvrun.api.home import home_of
     from kvrun.evidence.anchor import scope_anchor
     from kvrun.evidence.scope import scope_of_config
 
     config = read_config(config_file)
     typer.echo(scope_anchor(scope_of_config(config, home_of(config))).decode(), nl=False)
+
+
+def _export_workspace(
+    client: Client, workspace_id: str, asked: tuple[str, str, int, str, bool], output: Path
+) -> None:
+    """Have the control plane make it, follow it, and fetch the file."""
+    since, until, sample, seed, full = asked
+    if output.exists():
+        raise KvrunError(f"{output} is there already", hint="Name another file with -o.")
+    job = client.evidence.start(workspace_id, since, until, sample=sample, seed=seed, full=full)
+    with _progress() as progress:
+        bar = progress.add_task("evidence", total=None)
+        while job.state == "running":
+            progress.update(
+                bar, total=job.steps or None, completed=job.done, description=job.what or "begun"
+            )
+            time.sleep(_POLL_S)
+            job = client.evidence.get(workspace_id, job.id)
+    if job.state != "done":
+        raise KvrunError(
+            f"the evidence was not made: {job.error or job.state}",
+            hint="Ask again: it goes on with what was finished.",
+        )
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    with os.fdopen(os.open(output, flags, 0o600), "wb") as file:
+        file.write(client.evidence.download(workspace_id, job.id))
+    typer.echo(f"evidence: {output} ({output.stat().st_size:,} bytes)")
+
+
+def _progress() -> Progress:
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=console(stderr=True), transient=True)
 
 
 def is_bundle(path: Path) -> bool:

@@ -24,6 +24,7 @@ from rich.progress import (
 )
 
 from kvrun.audit.record import format_time
+from kvrun.cli.finetune_shown import check_json, print_check, print_evaluation, share, show_done
 from kvrun.cli.options import (
     DEFAULT_CONFIG,
     AsJson,
@@ -34,11 +35,12 @@ from kvrun.cli.options import (
     table,
 )
 from kvrun.config import KvrunConfig
-from kvrun.finetune.evaluation import Evaluation, FolderCheck, check_folder
+from kvrun.finetune.evaluation import check_folder
 from kvrun.finetune.finishing import Reporter, Surroundings
 from kvrun.finetune.gate import keys_of
-from kvrun.finetune.scoring import Score
+from kvrun.finetune.harness import require_harness
 from kvrun.finetune.store import FineTunes
+from kvrun.finetune.taskfolder import TaskFolder, read_tasks
 from kvrun.finetune.training import Plan
 from kvrun.keys.signing import KeyPurpose, PublicKeyRecord, SigningRing
 from kvrun.launch.trust import own_keys
@@ -47,6 +49,16 @@ app = typer.Typer(no_args_is_help=True)
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The fine-tune's name.")]
 Base = Annotated[str, typer.Option(help='Folder, Hugging Face id that is on this machine, "demo".')]
+TaskNames = Annotated[
+    list[str] | None,
+    typer.Option("--task", metavar="NAME", help="A task of lm-eval; again for more."),
+]
+TasksFrom = Annotated[
+    Path | None,
+    typer.Option(
+        "--tasks-from", metavar="FOLDER", help="Where tasks are: YAML files, JSON Lines beside."
+    ),
+]
 _DEFAULT = Plan()
 
 
@@ -80,6 +92,8 @@ def create(
     checkpoint_every: Annotated[
         int, typer.Option(help="Steps between checkpoints.")
     ] = _DEFAULT.checkpoint_every,
+    task: TaskNames = None,
+    tasks_from: TasksFrom = None,
     as_json: AsJson = False,
     config_file: ConfigFile = DEFAULT_CONFIG,
 ) -> None:
@@ -87,6 +101,7 @@ def create(
 
     A line of the data is {"prompt": "...", "completion": "..."} or {"messages": [...]} with the
     assistant's answer last. Ctrl-C stops after the current step; `kvrun finetune resume` goes on.
+    Tasks of lm-eval that are named are measured too; they come from a folder, nothing is fetched.
     Serve the result with `kvrun up --model FOLDER`.
 
     Example: kvrun finetune create --name support-1 --base demo --data train.jsonl
@@ -105,8 +120,9 @@ def create(
     )
     config = read_config(config_file)
     with _working(config) as around:
-        done = begin(around, name or _default_name(base, data), base, data, eval_data, plan)
-    _show_done(config, done, as_json)
+        name = name or _default_name(base, data)
+        done = begin(around, name, base, data, eval_data, plan, _tasks(task, tasks_from))
+    show_done(config, done, as_json)
 
 
 @app.command()
@@ -120,7 +136,7 @@ def resume(name: Name, as_json: AsJson = False, config_file: ConfigFile = DEFAUL
     config = read_config(config_file)
     with _working(config) as around:
         done = go_on(around, name)
-    _show_done(config, done, as_json)
+    show_done(config, done, as_json)
 
 
 @app.command()
@@ -143,6 +159,8 @@ def import_command(
         Path, typer.Option("--eval", metavar="FILE", help="Examples to evaluate with.")
     ],
     max_tokens: Annotated[int, typer.Option(help="Longest example.")] = _DEFAULT.max_tokens,
+    task: TaskNames = None,
+    tasks_from: TasksFrom = None,
     as_json: AsJson = False,
     config_file: ConfigFile = DEFAULT_CONFIG,
 ) -> None:
@@ -154,8 +172,9 @@ def import_command(
 
     config = read_config(config_file)
     with _working(config) as around:
-        done = adopt(around, name, base, adapter, eval_data, max_tokens)
-    _show_done(config, done, as_json)
+        tasks = _tasks(task, tasks_from)
+        done = adopt(around, name, base, adapter, eval_data, max_tokens, tasks)
+    show_done(config, done, as_json)
 
 
 @app.command("list")
@@ -198,7 +217,7 @@ def list_command(
                 escape(found.name),
                 escape(found.base.model),
                 f"{found.base_score.loss:.3f} → {found.tuned_score.loss:.3f}",
-                f"{_share(found.base_score)} → {_share(found.tuned_score)}",
+                f"{share(found.base_score)} → {share(found.tuned_score)}",
                 found.evaluated_at[:16],
                 "deleted" if item.note.deleted_at else "",
             )
@@ -221,11 +240,11 @@ def show(name: Name, as_json: AsJson = False, config_file: ConfigFile = DEFAULT_
     store = FineTunes(config.layout.finetunes)
     check = store.check(name, _known(config))
     if as_json:
-        print_json({"folder": str(store.folder(name)), **_check_json(check)})
+        print_json({"folder": str(store.folder(name)), **check_json(check)})
     else:
         if check.evaluation is not None:
-            _print_evaluation(check.evaluation)
-        _print_check(store.folder(name), check)
+            print_evaluation(check.evaluation)
+        print_check(store.folder(name), check)
     raise typer.Exit(0 if check.holds else 1)
 
 
@@ -247,9 +266,9 @@ def verify(
         folder = FineTunes(config.layout.finetunes).existing(name)
     check = check_folder(folder, _known(config))
     if as_json:
-        print_json({"folder": str(folder), **_check_json(check)})
+        print_json({"folder": str(folder), **check_json(check)})
     else:
-        _print_check(folder, check)
+        print_check(folder, check)
     raise typer.Exit(0 if check.holds else 1)
 
 
@@ -262,6 +281,15 @@ def delete(name: Name, config_file: ConfigFile = DEFAULT_CONFIG) -> None:
     store = FineTunes(read_config(config_file).layout.finetunes)
     had = store.delete(name, format_time(time.time()))
     typer.echo("deleted; its evaluation stays on record" if had else "the unfinished job is gone")
+
+
+def _tasks(names: list[str] | None, folder: Path | None) -> TaskFolder | None:
+    if not names:
+        return None
+    if folder is None:
+        raise typer.BadParameter("name the folder with the tasks", param_hint="--tasks-from")
+    require_harness()
+    return read_tasks(folder, names)
 
 
 def _default_name(base: str, data: Path) -> str:
@@ -322,52 +350,3 @@ def _progress(bar: Progress) -> Callable[[str, int, int], None]:
         bar.update(tasks[what], completed=done)
 
     return tell
-
-
-def _show_done(config: KvrunConfig, done: Evaluation, as_json: bool) -> None:
-    folder = FineTunes(config.layout.finetunes).folder(done.name)
-    if as_json:
-        print_json({"folder": str(folder), "evaluation": done})
-        return
-    _print_evaluation(done)
-    typer.echo(f"serve it: kvrun up --model {folder}")
-
-
-def _print_evaluation(found: Evaluation) -> None:
-    rows = table("", "base", "tuned", title=f"{found.name} on {found.base.model}")
-    rows.add_row(
-        "loss (nats a token)", f"{found.base_score.loss:.4f}", f"{found.tuned_score.loss:.4f}"
-    )
-    rows.add_row("exact matches", _share(found.base_score), _share(found.tuned_score))
-    console().print(rows)
-    data = found.evaluation
-    notes = [
-        f"evaluated {found.evaluated_at[:16]} with {found.harness} on {data.examples} examples"
-        f" ({data.split.replace('_', ' ')}, seed {found.seed}) of the file {data.sha256[:16]}…",
-        f"adapter {found.adapter_sha256}",
-    ]
-    if data.overlap:
-        notes.append(f"{data.overlap} of these examples were trained on word for word")
-    if found.origin == "imported":
-        notes.append("imported: how it was trained is not known here")
-    for note in notes:
-        console().print(note, markup=False)
-
-
-def _print_check(folder: Path, check: FolderCheck) -> None:
-    said = check.problem or f"every file is the one that was evaluated; {check.detail}"
-    console().print(f"{folder}: {'verified' if check.holds else 'NOT VERIFIED'}: {said}",
-                    markup=False, soft_wrap=True)  # fmt: skip
-
-
-def _check_json(check: FolderCheck) -> dict[str, object]:
-    return {
-        "holds": check.holds,
-        "problem": check.problem,
-        "signer": check.signer,
-        "evaluation": check.evaluation,
-    }
-
-
-def _share(score: Score) -> str:
-    return f"{score.exact_matches}/{score.examples}"

@@ -14,8 +14,11 @@ from kvrun.cli.root_probe import warning_before_start
 from kvrun.cli.template import render
 from kvrun.cli.witness_choice import ask_for_witness, witness_line, witness_settings
 from kvrun.config import DEFAULT_FILE, DataLayout, KvrunConfig, load_config
+from kvrun.config.roots import FileAddress
 from kvrun.errors import KvrunError
 from kvrun.gateway.apikeys import ApiKeyRecord, hash_api_key, make_api_key, save_api_keys
+from kvrun.keys.root_place import file_root_folder
+from kvrun.launch.engines import usual_engine
 
 FIRST_KEY_ID = "first"
 
@@ -31,6 +34,10 @@ def init(
     model: Annotated[str, typer.Option(help='Folder, Hugging Face id, "demo" or "tiny".')] = "demo",
     name: Annotated[str, typer.Option(help="Name of the deployment.")] = "default",
     workspace: Annotated[str, typer.Option(help="Workspace that owns it.")] = "default",
+    engine: Annotated[
+        str | None,
+        typer.Option(help="vllm or llama.cpp; unset: llama.cpp where only that is installed."),
+    ] = None,
     port: Annotated[int, typer.Option(help="Port of the gateway.")] = 8000,
     witness: Annotated[
         str | None,
@@ -53,8 +60,10 @@ def init(
     if witness is None:
         witness, witness_key = ask_for_witness()
     chosen = witness_settings(witness, witness_key)
+    if (kind := engine or usual_engine("vllm", "llama.cpp")) != "vllm":
+        chosen = {"engine.kind": kind, **chosen}
     config, key = create(
-        folder, model=model, name=name, workspace=workspace, port=port, witness=chosen
+        folder, model=model, name=name, workspace=workspace, port=port, more=chosen
     )
     out = console()
     out.print(
@@ -64,6 +73,15 @@ def init(
     )
     out.print(f"\nFirst API key, shown this once:\n\n  {key}\n", markup=False, soft_wrap=True)
     out.print(witness_line(config) + "\n", soft_wrap=True)
+    address = config.keys.root_address
+    if isinstance(address, FileAddress):
+        root = file_root_folder(address, config.instance.data_dir)
+        out.print(
+            f"Key root: {root}, made at the first start. Never back it up: a copy brings erased "
+            f"keys back. Of {config.instance.data_dir} backups may be made.\n",
+            markup=False,
+            soft_wrap=True,
+        )
     if warning := warning_before_start(config):
         out.print(warning + "\n", markup=False, soft_wrap=True)
     out.print(
@@ -81,11 +99,11 @@ def create(
     name: str,
     workspace: str,
     port: int,
-    witness: Mapping[str, object] = MappingProxyType({}),
+    more: Mapping[str, object] = MappingProxyType({}),
 ) -> tuple[KvrunConfig, str]:
     """Make the deployment; its configuration and the first API key's text.
 
-    ``witness``: settings of ``[witness]`` (dotted keys).
+    ``more``: further settings (dotted keys).
 
     Raises InitError when one is there already or the folder cannot be written, ConfigError for
     values that are not allowed (nothing is left behind then).
@@ -98,7 +116,7 @@ def create(
         "deployment.name": name,
         "deployment.model": model,
         "gateway.port": port,
-        **witness,
+        **more,
     }
     try:
         folder.mkdir(parents=True, exist_ok=True)

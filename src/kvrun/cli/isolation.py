@@ -42,7 +42,7 @@ def isolation(
         str,
         typer.Option(
             metavar="COMMAND",
-            help="Restart the deployment with this command, to test the persistent tier.",
+            help="Restart the deployment with this command, to test what comes back.",
         ),
     ] = "",
     api_key_file: Annotated[
@@ -57,11 +57,10 @@ def isolation(
 ) -> None:
     """Test the running deployment's isolation with canary users, and store a signed result.
 
-    The same session must reuse its prompt in engine memory, memory and, with --restart, on disk;
-    another user and another session must not, and their times to first token must be those of a
-    miss. Forged identity and the engine's
-    own ways in are tried as well. The canaries are erased afterwards. Status 0: passed, 1: it
-    leaks, 2: inconclusive.
+    The same session must reuse its prompt in engine memory and on every tier, with --restart also
+    after a restart; another user and another session must not, and their times to first token must
+    be those of a miss. Forged identity and the engine's own ways in are tried as well. The canaries
+    are erased afterwards. Status 0: passed, 1: it leaks, 2: inconclusive.
 
     Example: kvrun doctor isolation --restart 'systemctl restart kvrun-chat'
     """

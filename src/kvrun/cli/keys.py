@@ -14,7 +14,7 @@ from kvrun.cli.options import (
     read_config,
     table,
 )
-from kvrun.keys.opening import serve_keys
+from kvrun.keys.opening import fetch_keys, serve_keys
 from kvrun.launch.key_inventory import KeyEntry, KeyInventory, KeyKind
 from kvrun.process import harden_process
 from kvrun.telemetry.logs import LogFormat, configure_logging
@@ -65,7 +65,7 @@ def rotate(
             min=0,
             metavar="SECONDS",
             help="How long earlier keys go on. Usual: api 7 days, claim as long as claims hold,"
-            " instance 1 day, checkpoint 90 days, certificate 1 hour.",
+            " instance 1 day, checkpoint 90 days, certificate and evidence 1 hour.",
         ),
     ] = None,
     valid_for_s: Annotated[
@@ -83,8 +83,9 @@ def rotate(
     """Put a new key in the place of one, while everything goes on running.
 
     epoch and root are replaced by the running daemon, which destroys the ones before. For claim
-    every connected gateway makes a key of its own, and the daemon believes it at once. A new API
-    key is printed once. Ends with status 2 for what cannot be rotated in this way.
+    every connected gateway makes a key of its own, and the daemon believes it at once. A new
+    instance key is shown from a daemon's next start on. A new API key is printed once. Ends with
+    status 2 for what cannot be rotated in this way.
 
     Example: kvrun keys rotate checkpoint --overlap 7776000
     """
@@ -135,6 +136,22 @@ def serve(config_file: ConfigFile = DEFAULT_CONFIG) -> None:
         "keys", level=config.instance.log_level, log_format=LogFormat(config.log.format)
     )
     serve_keys(config)
+
+
+@app.command()
+def fetch(config_file: ConfigFile = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
+    """Bring the keys of a lost machine from Storage to this one, which has its root and no keys.
+
+    The machine that they come from must not run again: an erasure on one would not reach the other.
+    A copy that was taken before an erasure opens nothing of what was erased.
+
+    Example: kvrun keys fetch --config kvrun.toml
+    """
+    name = fetch_keys(read_config(config_file))
+    if as_json:
+        print_json({"fetched": name})
+    else:
+        console().print(f"keys are here, from {name}; start the deployment", markup=False)
 
 
 def _state(entry: KeyEntry) -> str:

@@ -17,6 +17,9 @@ from kvrun.cli import (
     certificate,
     control_plane,
     demo,
+    deployment_attach,
+    deployment_rebuild,
+    deployment_views,
     deployments,
     doctor,
     engine,
@@ -29,18 +32,22 @@ from kvrun.cli import (
     instance,
     keys,
     policy,
+    remote_commands,
     requests,
     residency,
     run_one,
+    service_accounts,
     status,
     trust,
     up,
+    user_labels,
     users,
     verify,
     witness,
     workspaces,
 )
 from kvrun.cli.options import WIDTH
+from kvrun.cli.terminal import guard_terminal
 from kvrun.errors import KvrunError
 
 
@@ -67,6 +74,7 @@ app = typer.Typer(
 
 def main() -> None:
     """The console script's entry point."""
+    guard_terminal()
     # Help as wide as everything else that is printed; typer itself fills any terminal.
     rich_utils.MAX_WIDTH = min(WIDTH, shutil.get_terminal_size().columns)
     app()
@@ -103,6 +111,17 @@ app.add_typer(bench.app, name="bench")
 app.add_typer(cache.app, name="cache")
 app.add_typer(certificate.app, name="certificate")
 app.add_typer(control_plane.app, name="control")
+for name, command in (
+    ("rebuild", deployment_rebuild.rebuild),
+    ("overview", deployment_views.overview),
+    ("cache", deployment_views.cache),
+    ("policy", deployment_views.policy),
+    ("logs", deployment_views.logs),
+    ("attach-token", deployment_attach.attach_token),
+    ("attach", deployment_attach.attach),
+    ("detach", deployment_attach.detach),
+):
+    deployments.app.command(name)(command)
 app.add_typer(deployments.app, name="deployments")
 app.add_typer(engine.app, name="engine")
 erase.app.command("user")(erase_user.user)
@@ -117,9 +136,13 @@ app.add_typer(keys.app, name="keys")
 app.add_typer(instance.app, name="instance")
 app.add_typer(workspaces.members_app, name="members")
 app.add_typer(policy.app, name="policy")
+app.add_typer(remote_commands.app, name="remote")
 app.add_typer(requests.app, name="requests")
 app.add_typer(residency.app, name="residency")
+app.add_typer(service_accounts.app, name="service-accounts")
 app.add_typer(trust.app, name="trust")
+users.app.command("label")(user_labels.label)
+users.app.command("import")(user_labels.import_list)
 app.add_typer(users.app, name="users")
 app.add_typer(witness.app, name="witness")
 app.add_typer(workspaces.app, name="workspaces")

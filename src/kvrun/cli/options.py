@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from kvrun.cli.terminal import SafeConsole
 from kvrun.config import KvrunConfig, load_config
 
 WIDTH = 100
@@ -31,8 +32,8 @@ def read_config(path: Path, overrides: Mapping[str, str] | None = None) -> Kvrun
 def console(*, stderr: bool = False) -> Console:
     """A console whose tables fit 100 columns."""
     stream = sys.stderr if stderr else sys.stdout
-    plain = Console(file=stream, highlight=False, soft_wrap=False)
-    return plain if plain.width <= WIDTH else Console(file=stream, highlight=False, width=WIDTH)
+    plain = SafeConsole(file=stream, highlight=False, soft_wrap=False)
+    return plain if plain.width <= WIDTH else SafeConsole(file=stream, highlight=False, width=WIDTH)
 
 
 def table(*columns: str, title: str | None = None) -> Table:

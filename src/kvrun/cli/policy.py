@@ -9,8 +9,8 @@ import msgspec
 import typer
 from rich.markup import escape
 
-from kvrun.audit.cursor import read_records
-from kvrun.cli import policy_sync
+from kvrun.audit.cursor import read_recent
+from kvrun.cli import policy_sync, policy_violations
 from kvrun.cli.audit_folder import LogFolder, read_log
 from kvrun.cli.options import (
     DEFAULT_CONFIG,
@@ -22,7 +22,6 @@ from kvrun.cli.options import (
     table,
 )
 from kvrun.cli.policy_source import (
-    ACTIVE,
     ClassOption,
     InFolder,
     InRepository,
@@ -32,16 +31,17 @@ from kvrun.cli.policy_source import (
     config_or_default,
     meant,
     revision_in,
+    seconds_of,
     tenant_from,
 )
 from kvrun.config.values import size_text
-from kvrun.policy.compile import CompiledRevision, Decision, PolicyTable
-from kvrun.policy.diff import UNKNOWN, diff_decisions, diff_documents
-from kvrun.policy.document import TIER_NAMES, Tier, parse_duration, schema_text
+from kvrun.policy.compare import FileChange, compare
+from kvrun.policy.compile import Decision
+from kvrun.policy.document import TIER_NAMES, Tier, schema_text
 from kvrun.policy.errors import PolicyError
-from kvrun.policy.setup import facts_of, folder_of
-from kvrun.policy.simulate import placements
-from kvrun.policy.simulate import simulate as simulate_placements
+from kvrun.policy.named import ACTIVE
+from kvrun.policy.recorded import simulated
+from kvrun.policy.setup import believed_facts, folder_of
 from kvrun.policy.testing import explain as explain_decision
 from kvrun.policy.testing import run_tests
 
@@ -100,6 +100,7 @@ def diff(
     after: Annotated[str, typer.Argument(metavar="REV2", help="Commit, folder or 'active'.")],
     repository: InRepository = None,
     folder: InFolder = "policies",
+    files: Annotated[bool, typer.Option("--files", help="Show the files' lines too.")] = False,
     config_file: ConfigFile = DEFAULT_CONFIG,
     as_json: AsJson = False,
 ) -> None:
@@ -110,27 +111,27 @@ def diff(
     Example: kvrun policy diff active ./policies
     """
     config = config_or_default(config_file)
-    old = meant(before, config, repository, folder).revision
-    new = meant(after, config, repository, folder).revision
-    changes = diff_documents(old, new)
-    facts, tenants = facts_of(config), folder_of(config).tenants()
-    flips = diff_decisions(
-        CompiledRevision(old, facts).table(tenants),
-        CompiledRevision(new, facts).table(tenants),
-        [UNKNOWN, *tenants],
+    found = compare(
+        meant(before, config, repository, folder),
+        meant(after, config, repository, folder),
+        believed_facts(config),
+        folder_of(config).tenants(),
     )
     if as_json:
-        print_json({"changes": changes, "decisions": flips})
+        print_json({"changes": found.changes, "decisions": found.decisions, "files": found.files})
         return
     out = console()
+    if files:
+        for file in found.files:
+            _show_file(file)
     rows = table("policy", "change", "where", "what")
-    for change in changes:
+    for change in found.changes:
         where = change.after or change.before
         rows.add_row(change.rule, change.kind, escape(where), escape("\n".join(change.fields)))
-    out.print(rows if changes else "no policy differs")
-    if flips:
+    out.print(rows if found.changes else "no policy differs")
+    if found.decisions:
         rows = table("tier", "before", "after", "tenants", "for example")
-        for flip in flips:
+        for flip in found.decisions:
             sides = (_answer(flip.before), _answer(flip.after))
             rows.add_row(flip.tier, *sides, str(flip.tenants), flip.example or "(not known)")
         out.print(rows)
@@ -169,7 +170,8 @@ def explain(
             )
         whose = known[tenant]
     tiers = [Tier[_tier(tier).upper()]] if tier else list(Tier)
-    answers = {each: explain_decision(found, facts_of(config), whose, each) for each in tiers}
+    facts = believed_facts(config)
+    answers = {each: explain_decision(found, facts, whose, each) for each in tiers}
     if as_json:
         print_json(
             {
@@ -212,15 +214,12 @@ def simulate(
     """
     config = read_config(config_file)
     found = meant(revision, config, repository, policies).revision
-    compiled: PolicyTable = CompiledRevision(found, facts_of(config)).table(
-        folder_of(config).tenants()
-    )
+    begin = time.time() - seconds_of(since)
     log = read_log(folder, config_file, "policy simulate")
-    result = simulate_placements(
-        compiled, placements(read_records(log), time.time() - _seconds(since))
-    )
+    records, _ = read_recent(log, begin)
+    result = simulated(config, found, records, begin)
     if as_json:
-        print_json(msgspec.to_builtins(result))
+        print_json(msgspec.to_builtins(result, order="deterministic"))
         return
     out = console()
     out.print(f"{result.placements} placements, {result.refused} of them refused by {found.id}")
@@ -240,6 +239,15 @@ def simulate(
 
 app.command("sync")(policy_sync.sync)
 app.command("status")(policy_sync.status)
+app.command("violations")(policy_violations.violations)
+
+
+def _show_file(file: FileChange) -> None:
+    out = console()
+    out.print(f"{file.path} ({file.kind}{', too long to show' if file.cut else ''})", markup=False)
+    for line in file.lines:
+        style = {"+": "green", "-": "red"}.get(line[:1], "")
+        out.print(line, markup=False, highlight=False, style=style, soft_wrap=True)
 
 
 def _answer(decision: Decision) -> str:
@@ -255,12 +263,3 @@ def _tier(name: str) -> str:
     if name not in TIER_NAMES:
         raise PolicyError(f"{name!r} is no tier", hint=f"Allowed: {', '.join(TIER_NAMES)}.")
     return name
-
-
-def _seconds(text: str) -> int:
-    try:
-        return parse_duration(text)
-    except ValueError:
-        raise PolicyError(
-            f"{text[:40]!r} is no length of time", hint="Write 30m, 24h or 7d."
-        ) from None

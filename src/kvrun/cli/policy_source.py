@@ -1,7 +1,6 @@
 """Which policies a command means: a folder, a commit, or what is active."""
 
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -10,13 +9,15 @@ import typer
 from kvrun.cli.options import read_config
 from kvrun.config import KvrunConfig, parse_config
 from kvrun.git import Git, GitAccess
+from kvrun.policy.compare import NamedRevision
+from kvrun.policy.document import parse_duration
 from kvrun.policy.errors import PolicyError
 from kvrun.policy.matching import Tenant
+from kvrun.policy.named import ACTIVE, active_revision, read_named
 from kvrun.policy.revision import Revision, parse_revision
 from kvrun.policy.setup import folder_of
-from kvrun.policy.sync import read_commit, read_folder, revision_of
+from kvrun.policy.sync import read_folder
 
-ACTIVE = "active"
 _TIMEOUT_S = 30.0
 
 PolicyPath = Annotated[
@@ -36,14 +37,6 @@ LabelOption = Annotated[
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class Meant:
-    """A revision as a person named it."""
-
-    name: str
-    revision: Revision
-
-
 def config_or_default(config_file: Path) -> KvrunConfig:
     """The configuration, or the defaults where there is no file: policies live elsewhere too."""
     if config_file.exists():
@@ -53,20 +46,21 @@ def config_or_default(config_file: Path) -> KvrunConfig:
 
 def revision_in(path: Path) -> Revision:
     """The revision in a folder that somebody works in. Raises PolicyError."""
-    return parse_revision(read_folder(path), "here", time.monotonic)
+    return parse_revision(read_folder(path), "here", time.thread_time)
 
 
-def meant(name: str, config: KvrunConfig, repository: Path | None, folder: str) -> Meant:
+def meant(name: str, config: KvrunConfig, repository: Path | None, folder: str) -> NamedRevision:
     """What ``name`` means: ``active``, an existing folder, else a commit, branch or tag.
 
     Raises PolicyError, GitError.
     """
     if name == ACTIVE:
-        return Meant(name, active_revision(config))
+        return active_revision(config)
     if "/" in name or name == ".":
         path = Path(name)
         if path.exists():
-            return Meant(name, revision_in(path))
+            texts = {name: _text(data) for name, data in read_folder(path).items()}
+            return NamedRevision(revision_in(path), texts)
     kept = folder_of(config).repository
     place = repository or (kept if kept.exists() and not Path(".git").exists() else Path())
     git = Git.open(place, GitAccess(_TIMEOUT_S), make=False)
@@ -76,18 +70,17 @@ def meant(name: str, config: KvrunConfig, repository: Path | None, folder: str) 
             f"{place.absolute()} knows no revision {name!r}",
             hint=f"Name a commit, a branch, a tag, a folder (./policies) or {ACTIVE!r}.",
         )
-    return Meant(name, parse_revision(read_commit(git, commit, folder), commit, time.monotonic))
+    return read_named(git, commit, folder)
 
 
-def active_revision(config: KvrunConfig) -> Revision:
-    """The active revision. Raises PolicyError where there is none."""
-    active = folder_of(config).active()
-    if active is None:
+def seconds_of(text: str) -> int:
+    """A length of time from the command line. Raises PolicyError."""
+    try:
+        return parse_duration(text)
+    except ValueError:
         raise PolicyError(
-            f"no policy is active in {config.layout.residency}",
-            hint="`kvrun policy sync` fetches it from residency.repository.",
-        )
-    return revision_of(active, time.monotonic)
+            f"{text[:40]!r} is no length of time", hint="Write 30m, 24h or 7d."
+        ) from None
 
 
 def tenant_from(tenant_class: str, region: str, labels: list[str] | None) -> Tenant:
@@ -99,3 +92,7 @@ def tenant_from(tenant_class: str, region: str, labels: list[str] | None) -> Ten
             raise PolicyError(f"{label!r} is no label", hint="Write --label KEY=VALUE.")
         found[key] = value
     return Tenant(tenant_class, region, tuple(sorted(found.items())))
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "replace")

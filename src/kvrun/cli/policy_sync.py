@@ -17,13 +17,16 @@ from kvrun.errors import KvrunError
 from kvrun.launch.admin import ask_daemon
 from kvrun.policy.bundle import SyncOutcome
 from kvrun.policy.errors import PolicyError
-from kvrun.policy.setup import facts_of, folder_of, settings_of
+from kvrun.policy.looks import NextLook
+from kvrun.policy.recorded import placed_sessions
+from kvrun.policy.setup import believed_facts, folder_of, settings_of
 from kvrun.policy.sync import Outcome, PolicySync
 from kvrun.process import PARENT_VARIABLE, end_with_parent
 from kvrun.telemetry.logs import LogFormat, configure_logging
 
 _NICE = 10
 _RELOAD_S = 10.0
+_ASKED_EVERY_S = 1.0
 _GOOD = (Outcome.UNCHANGED, Outcome.ACTIVATED)
 _log = logging.getLogger("kvrun.policy")
 
@@ -39,7 +42,8 @@ def sync(
 
     A revision that is refused changes nothing: the active one goes on, and the problems are shown
     with file, line and column. Ends with status 1 then, or where the repository cannot be reached.
-    `kvrun up` runs this with --follow.
+    `kvrun up` runs this with --follow; a push that the repository's host announces is then looked
+    at within seconds.
 
     Example: kvrun policy sync
     """
@@ -99,7 +103,9 @@ def _follow(config: KvrunConfig) -> None:
         signal.signal(number, lambda *_: stop.set())
     following = _sync_of(config)
     said: tuple[str, str, tuple[str, ...]] | None = None
+    next_look = NextLook(folder_of(config), config.residency.interval_s, time.monotonic)
     while not stop.is_set():
+        next_look.begin()
         try:
             outcome = _once(following, config)
             now = (outcome.outcome, outcome.revision, outcome.problems)
@@ -108,7 +114,8 @@ def _follow(config: KvrunConfig) -> None:
                 _log.info("%s %s %s", *now[:2], "; ".join(now[2]))
         except (KvrunError, OSError) as error:
             _log.error("the policy cannot be followed: %s", error)
-        stop.wait(config.residency.interval_s)
+        while not stop.wait(_ASKED_EVERY_S) and not next_look.is_due():
+            pass
 
 
 def _once(following: PolicySync, config: KvrunConfig) -> SyncOutcome:
@@ -127,7 +134,12 @@ def _sync_of(config: KvrunConfig) -> PolicySync:
             hint="Set residency.repository in kvrun.toml.",
         )
     return PolicySync(
-        folder_of(config), settings, facts_of(config), now=time.time, clock=time.monotonic
+        folder_of(config),
+        settings,
+        lambda: believed_facts(config),
+        now=time.time,
+        clock=time.thread_time,
+        placed=lambda: placed_sessions(config),
     )
 
 

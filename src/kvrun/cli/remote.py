@@ -13,7 +13,7 @@ from rich.text import Text
 from kvrun.cli.options import console, print_json, table
 from kvrun.client import AddressError, Client, NotFoundError
 from kvrun.client.address import DEFAULT_URL, KEY_VARIABLE, URL_VARIABLE
-from kvrun.client.errors import BadIdError
+from kvrun.client.errors import BadIdError, ClientError
 from kvrun.client.results.deployments import Deployment
 from kvrun.client.results.people import Workspace
 from kvrun.errors import KvrunError
@@ -50,6 +50,17 @@ class NotNamedError(KvrunError):
 
     exit_code = 2
     status = 404
+
+
+def write_private(path: Path, data: bytes, *, new: bool = False) -> None:
+    """Write what a control plane gave, for nobody else to read; ``new``: only where there is no
+    file yet. Raises ClientError."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | (os.O_EXCL if new else os.O_TRUNC)
+    try:
+        with os.fdopen(os.open(path, flags, 0o600), "wb") as file:
+            file.write(data)
+    except OSError as error:
+        raise ClientError(f"{path} cannot be written: {error.strerror}") from None
 
 
 def connect(api_url: str, key_file: Path | None) -> Client:

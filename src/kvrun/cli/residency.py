@@ -33,8 +33,8 @@ def report(
 ) -> None:
     """Show bytes and users by region and tier, keys and log included, as the audit log says.
 
-    The regions are those of the configuration. Plaintext in the engine's memory has no bytes in
-    the log and is not shown.
+    The regions are those that the log has from before that time; where it has none, those of the
+    configuration now. Plaintext in the engine's memory has no bytes in the log and is not shown.
 
     Example: kvrun residency report --at 2026-01-31T12:00
     """
@@ -55,3 +55,5 @@ def report(
             size_text(holding.size_bytes) if holding.tier != "keys" else "-",
         )
     console().print(rows)
+    if not all(holding.recorded for holding in found):
+        console().print("The regions are those of the configuration now: the log names none.")

@@ -100,6 +100,7 @@ def run_up(config: KvrunConfig, config_file: Path, environment: Mapping[str, str
                     # First: until a policy is there, nothing but GPU memory is allowed.
                     supervisor.start(policy_spec(config, config_file, environment))
                 supervisor.start(instance_spec(config, config_file, launch, environment))
+                display.say(_first_start(config))
                 supervisor.start(engine_spec(config, environment, cpus=prepare.usable_cpus(engine)))
                 supervisor.start(gateway_spec(config, config_file, launch, environment))
                 supervisor.start(collector_spec(config, config_file, environment))
@@ -145,6 +146,16 @@ def write_state(config: KvrunConfig, supervisor: Supervisor) -> None:
         process_start=process_start(os.getpid()),
     )
     note_running(config.layout, state)
+
+
+def _first_start(config: KvrunConfig) -> str:
+    engine, log = config.engine, config.layout.logs / "engine.log"
+    compiles = engine.kind == "vllm" and not engine.enforce_eager
+    why = " and the first start compiles for minutes (engine.enforce_eager leaves that out)"
+    return (
+        f"the engine loads its model{why if compiles else ''}: "
+        f"at most {engine.startup_timeout_s:.0f} s, log in {log}"
+    )
 
 
 def _start_control(

@@ -18,6 +18,7 @@ from kvrun.cli.attestations import (
     read_attestations,
 )
 from kvrun.cli.certificate import (
+    LogProofFile,
     Opening,
     TrustFile,
     check_file,
@@ -42,6 +43,7 @@ def verify_command(
         str | None, typer.Option(help="The id that the certificate must be about.")
     ] = None,
     opening: Opening = None,
+    log_proof: LogProofFile = None,
     checkpoint: Annotated[
         list[Path] | None,
         typer.Option(help="A checkpoint that somebody else than the log kept. Repeatable."),
@@ -76,7 +78,8 @@ def verify_command(
     if len(segments) == 1 and is_bundle(segments[0]):
         raise typer.Exit(verify_bundle(segments[0], trust, as_json=as_json))
     attested = read_attestations(repository or (), branch, timestamp or (), tsa_certificate)
-    if subject is not None or opening is not None or any(map(is_certificate, segments)):
+    about_one = subject is not None or opening is not None or log_proof is not None
+    if about_one or any(map(is_certificate, segments)):
         if len(segments) != 1:
             raise ErasureError("one certificate at a time", hint="Name one file.")
         checked = check_file(
@@ -86,6 +89,7 @@ def verify_command(
             subject=subject,
             now=time.time(),
             attested=attested,
+            log_proof=log_proof,
         )
         print_report(checked, as_json)
         raise typer.Exit(checked.exit_code)
