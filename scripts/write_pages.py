@@ -1,6 +1,7 @@
 """Write the pages that the code says of itself: ``make pages``.
 
-docs/cli.md, docs/configuration.md, docs/openapi.json and the schema of residency policies.
+docs/cli.md, docs/configuration.md, docs/openapi.json, the schema of residency policies, and what
+the engines' pages say of their checks.
 """
 
 import inspect
@@ -17,6 +18,7 @@ from kvrun.cli.main import app
 from kvrun.cli.template import to_toml
 from kvrun.config import KvrunConfig
 from kvrun.config.schema import Setting, settings
+from kvrun.conformance.page import PAGES, with_checks
 from kvrun.policy.document import schema_text
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -86,6 +88,10 @@ SECTION_INTROS = {
         "The workspace's Storage, for collected logs and certificates. Blocks stay in data_dir."
     ),
     "erasure": "How long an erasure waits for an engine, and which backups there are.",
+    "isolation": (
+        "How often the control plane tests its deployments by itself; "
+        "[operations.md](operations.md#isolation-self-test) says what is tested."
+    ),
     "residency": (
         "Which policy decides where context may live, and which regions this deployment uses; "
         "[residency.md](residency.md)\nsays how policies are written and what is enforced."
@@ -116,6 +122,9 @@ def main() -> None:
     (DOCS / "cli.md").write_text(cli_page(), encoding="utf-8")
     (DOCS / "configuration.md").write_text(configuration_page(), encoding="utf-8")
     (DOCS / "openapi.json").write_text(openapi_text(), encoding="utf-8")
+    for name, engines in PAGES.items():
+        page = DOCS / name
+        page.write_text(with_checks(page.read_text(encoding="utf-8"), engines), encoding="utf-8")
     schema = DOCS / "spec" / "residency-policy.schema.json"
     schema.write_text(schema_text(), encoding="utf-8")
 

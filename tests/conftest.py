@@ -11,12 +11,26 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from support import which_ran
 from support.object_stores import any_store, moto_store, seaweedfs  # noqa: F401  fixtures
 from support.postgres import database_url, postgresql_cluster  # noqa: F401  fixtures
 
 # What is proven must not depend on how busy the machine is.
 settings.register_profile("kvrun", deadline=None)
 settings.load_profile("kvrun")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Say at the end which real engines ran; with PINNED set, keep each worker to one core.
+
+    Engines compute on every core they may use: two of them on the same ones would wait for each
+    other's threads.
+    """
+    config.pluginmanager.register(which_ran, "kvrun-which-ran")
+    worker = os.environ.get("PYTEST_XDIST_WORKER")
+    if worker is not None and os.environ.get("PINNED"):
+        cpus = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cpus[int(worker.removeprefix("gw")) % len(cpus)]})
 
 
 @pytest.fixture

