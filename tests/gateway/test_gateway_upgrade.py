@@ -70,15 +70,17 @@ async def talk(connect: Any, parts: list[bytes]) -> bytes:
         writer.close()
 
 
-async def first_answer(connect: Any, parts: list[bytes]) -> bytes:
-    """The head of the first answer on a connection that stays open."""
+async def answers(connect: Any, parts: list[bytes], count: int) -> bytes:
+    """All up to the head of the last of ``count`` answers on a connection that stays open."""
     reader, writer = await connect()
     for part in parts:
         writer.write(part)
         await asyncio.sleep(0.02)
-    head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)
+    answer = b""
+    while len(heads(answer)) < count:
+        answer += await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)
     writer.close()
-    return bytes(head)
+    return answer
 
 
 def heads(answer: bytes) -> list[bytes]:
@@ -106,12 +108,13 @@ async def test_the_gateway_refuses_once_and_reads_no_further(
     assert engine.requests == []
     # The same without what asks for another protocol is a request.
     ordinary = request(line if fields else CHAT)
-    answer = await first_answer(connecting(gateway), pieces(ordinary, BODY, how))
+    count = 2 if how == "body and more" else 1
+    answer = await answers(connecting(gateway), pieces(ordinary, BODY, how), count)
     if line.startswith(b"DELETE"):
-        assert b"HTTP/1.1 403" in answer  # nobody erases without a key
+        assert heads(answer)[0] == b"HTTP/1.1 403"  # nobody erases without a key
     else:
-        assert b"HTTP/1.1 200" in answer
-        assert len(engine.requests) == (2 if how == "body and more" else 1)
+        assert heads(answer) == [b"HTTP/1.1 200"] * count
+        assert len(engine.requests) == count
 
 
 @pytest.mark.parametrize("asked", ASKED)
@@ -177,6 +180,7 @@ async def test_inside_the_engine_the_body_reaches_it_as_no_request(
         hostile = request(line, fields, inner)
         assert heads(await talk(connect, pieces(hostile, inner, how))) in ([b"HTTP/1.1 400"], [])
         assert reached == []
-        answer = await first_answer(connect, pieces(request(), BODY, how))
-        assert b"HTTP/1.1 200" in answer
-        assert len(reached) == (2 if how == "body and more" else 1)
+        count = 2 if how == "body and more" else 1
+        answer = await answers(connect, pieces(request(), BODY, how), count)
+        assert heads(answer) == [b"HTTP/1.1 200"] * count
+        assert len(reached) == count
