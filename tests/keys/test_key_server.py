@@ -187,6 +187,17 @@ def works(keys: SessionKeys) -> bool:
     return True
 
 
+def test_a_service_that_is_closed_before_it_listens_takes_nobody(box: Box) -> None:
+    server = box.server
+    assert server is not None
+    box.stop()
+    late = threading.Thread(target=server.serve, args=(box.path,), daemon=True)
+    late.start()
+    late.join(timeout=20)
+    assert not late.is_alive()
+    assert not box._listens()
+
+
 def test_two_daemons_have_the_same_keys_of_a_session(box: Box) -> None:
     a, b = box.daemon("a"), box.daemon("b")
     ours = a.acquire("alice", "one")

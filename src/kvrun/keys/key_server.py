@@ -128,8 +128,13 @@ class KeyServer:
         service.on_lease_end = self._lease_ended
 
     def serve(self, path: Path) -> None:
-        """Take connections at a socket until ``close``."""
-        self._listener = listener = listen_privately(path, _MAX_CONNECTIONS)
+        """Take connections at a socket until ``close``, also one that came before this."""
+        listener = listen_privately(path, _MAX_CONNECTIONS)
+        with self._lock:
+            if self._closed:
+                listener.close()
+                return
+            self._listener = listener
         while True:
             try:
                 connection, _ = listener.accept()
@@ -154,11 +159,12 @@ class KeyServer:
         with self._lock:
             self._closed = True
             connections = list(self._connections)
-        if self._listener is not None:
+            listener = self._listener
+        if listener is not None:
             with contextlib.suppress(OSError):
                 # A close alone leaves a waiting accept, which would take one more daemon.
-                self._listener.shutdown(socket.SHUT_RDWR)
-            self._listener.close()
+                listener.shutdown(socket.SHUT_RDWR)
+            listener.close()
         for connection in connections:
             connection.stream.close()
         self._holders.close()
