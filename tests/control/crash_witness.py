@@ -11,7 +11,9 @@ from pathlib import Path
 from witness_rig import NOW
 
 from kvrun.audit.files import read_keys
-from kvrun.control.witness_server import Cosigner, WitnessApp
+from kvrun.control.witness_app import WitnessApp
+from kvrun.control.witness_metrics import WitnessMetrics
+from kvrun.control.witness_server import Cosigner
 from kvrun.control.witness_state import WitnessState
 from kvrun.gateway.server import bind, serve_on
 
@@ -34,7 +36,8 @@ def main() -> None:
     listener = bind("127.0.0.1", 0)
     print(f"http://127.0.0.1:{listener.getsockname()[1]}", flush=True)
     keys = read_keys(Path(sys.argv[2]))
-    app = WitnessApp(Cosigner(state, keys, now=lambda: NOW))
+    cosigner = Cosigner(state, keys, now=lambda: NOW)
+    app = WitnessApp(cosigner, WitnessMetrics(state, cosigner.logs))
     serve_on(listener, app, tls_cert=None, tls_key=None)
 
 

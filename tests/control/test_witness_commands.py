@@ -5,23 +5,20 @@ import os
 import pty
 import re
 import shutil
-import signal
 import ssl
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 from timestamp_authority import make_authority
 from typer.testing import CliRunner
-from witness_rig import LIMITS, Log, client, open_state, wait_for
+from witness_rig import LIMITS, Log, client, open_state, serving, wait_for
 
 from audit.simulator import honest
-from kvrun.audit.note import VerifierKey, parse_verifier_key
 from kvrun.cli.main import app
 from kvrun.cli.probes import Level
 from kvrun.cli.witness_choice import check_witness, witness_line, witness_settings
@@ -39,21 +36,6 @@ def run(*arguments: object) -> tuple[int, str]:
     return result.exit_code, result.stdout
 
 
-@contextmanager
-def serving(*arguments: object) -> Iterator[tuple[str, VerifierKey]]:
-    """``kvrun witness serve`` as a process of its own: its address and key."""
-    command = [sys.executable, "-m", "kvrun", "witness", "serve", "--listen", "127.0.0.1:0"]
-    process = subprocess.Popen([*command, *map(str, arguments)], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    try:
-        address = process.stdout.readline().strip()
-        yield address, parse_verifier_key(process.stdout.readline())
-    finally:
-        process.terminate()
-        process.stdout.close()
-        assert process.wait(timeout=30) == -signal.SIGTERM
-
-
 @pytest.fixture
 def log_key(tmp_path: Path) -> Path:
     path = tmp_path / "log.vkey"
@@ -64,7 +46,7 @@ def log_key(tmp_path: Path) -> Path:
 def test_the_command_serves_remembers_and_shows(tmp_path: Path, log_key: Path) -> None:
     state = tmp_path / "witness"
     arguments = ("--log-key", log_key, "--state", state, "--name", "ours.test/w")
-    with serving(*arguments) as (url, key):
+    with serving(*arguments) as (url, key, _):
         assert key.name == "ours.test/w"
         witness = client(url, key)
         # The process states its own time, which is later than the rig's.
@@ -74,7 +56,7 @@ def test_the_command_serves_remembers_and_shows(tmp_path: Path, log_key: Path) -
         assert run("witness", "logs", "--state", state)[0] == 0
         with urllib.request.urlopen(f"{url}/healthz") as answer:
             assert answer.status == 200
-    with serving("--log-key", log_key, "--state", state) as (url, same):
+    with serving("--log-key", log_key, "--state", state) as (url, same, _):
         assert same == key
         witness = C2spWitness(url, [key], limits=LIMITS, now=lambda: 4e9)
         with pytest.raises(WitnessRefusedError):
@@ -96,7 +78,7 @@ def test_it_speaks_tls(tmp_path: Path, log_key: Path) -> None:
     cert = tmp_path / "cert.pem"
     tls = ("--tls-cert", cert, "--tls-key", tmp_path / "key.pem")
     state = tmp_path / "witness"
-    with serving("--log-key", log_key, "--state", state, *tls) as (url, key):
+    with serving("--log-key", log_key, "--state", state, *tls) as (url, key, _):
         assert url.startswith("https://")
         trusting = HttpLimits(timeout_s=10, max_bytes=65536, ca_file=cert)
         witness = C2spWitness(url, [key], limits=trusting, now=lambda: 4e9)
@@ -281,7 +263,7 @@ def test_two_installations_witness_each_other_by_their_commands_alone(tmp_path: 
         for name, other in ("ab", "ba"):
             log_key = tmp_path / other / "kvrun-data" / "audit" / "signer.vkey"
             state = tmp_path / name / "witness"
-            url, key = stack.enter_context(serving("--log-key", log_key, "--state", state))
+            url, key, _ = stack.enter_context(serving("--log-key", log_key, "--state", state))
             (tmp_path / f"{name}.vkey").write_text(key.text())
             config = tmp_path / other / "kvrun.toml"
             settings = f'[witness]\nurls = ["{url}"]\nkeys_file = "{tmp_path}/{name}.vkey"\n'

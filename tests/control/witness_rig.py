@@ -1,23 +1,29 @@
 """An honest log that can also be forked, a kvrun witness on a real socket, and dishonest ones."""
 
 import contextlib
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import uvicorn
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from kvrun.audit.checkpoint import Checkpoint, Ed25519Signer, sign_checkpoint
 from kvrun.audit.merkle import consistency_proof, leaf_hashes, tree_root
-from kvrun.audit.note import VerifierKey
+from kvrun.audit.note import VerifierKey, parse_verifier_key
+from kvrun.control.witness_app import WitnessApp
 from kvrun.control.witness_c2sp import C2spWitness
 from kvrun.control.witness_http import HttpLimits
+from kvrun.control.witness_metrics import WitnessMetrics
 from kvrun.control.witness_request import AddCheckpoint
-from kvrun.control.witness_server import Cosigner, WitnessApp
+from kvrun.control.witness_server import Cosigner
 from kvrun.control.witness_state import WitnessState
 from kvrun.gateway.server import bind
 
@@ -72,7 +78,8 @@ def running_witness(
     """A kvrun witness on loopback: its address and its key."""
     state = open_state(folder, name)
     listener = bind("127.0.0.1", 0)
-    app = WitnessApp(Cosigner(state, log_keys, now=lambda: NOW))
+    cosigner = Cosigner(state, log_keys, now=lambda: NOW)
+    app = WitnessApp(cosigner, WitnessMetrics(state, cosigner.logs))
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="on"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
@@ -83,6 +90,29 @@ def running_witness(
         thread.join()
         listener.close()
         state.close()
+
+
+class Served(NamedTuple):
+    """A witness in a process of its own."""
+
+    url: str
+    key: VerifierKey
+    pid: int
+
+
+@contextlib.contextmanager
+def serving(*arguments: object) -> Iterator[Served]:
+    """``kvrun witness serve`` as a process of its own."""
+    command = [sys.executable, "-m", "kvrun", "witness", "serve", "--listen", "127.0.0.1:0"]
+    process = subprocess.Popen([*command, *map(str, arguments)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        url = process.stdout.readline().strip()
+        yield Served(url, parse_verifier_key(process.stdout.readline()), process.pid)
+    finally:
+        process.terminate()
+        process.stdout.close()
+        assert process.wait(timeout=30) == -signal.SIGTERM
 
 
 def client(url: str, *keys: VerifierKey, timeout_s: float = 10) -> C2spWitness:

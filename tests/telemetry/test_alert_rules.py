@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 RULES = ROOT / "deploy/prometheus/kvrun.rules.yml"
 DASHBOARD = ROOT / "deploy/grafana/kvrun.json"
 WHERE = {"workspace": "acme", "deployment": "chat"}
+WITNESS = {"witness": "w.test/w1"}
 
 
 @dataclass(frozen=True)
@@ -131,6 +132,26 @@ STORIES: dict[str, tuple[Story, ...]] = {
     "KvrunStorageAway": (Story({"kvrun_object_available": "1x5 0x20"}, 9, 15),),
     "KvrunCiphertextNotDeleted": (Story({"kvrun_object_undeleted_sessions": "0x5 2x120"}, 60, 90),),
     "KvrunKeyCopyRefused": (Story({"kvrun_key_copy_refused": "0x5 1x20"}, 5, 8),),
+    "KvrunWitnessSawFork": (
+        Story({'kvrun_witness_refused_total{reason="fork"}': "0x20 1x20"}, 15, 25),
+        Story({'kvrun_witness_refused_total{reason="proof"}': "0+1x40"}, 25, None),
+    ),
+    "KvrunWitnessRefuses": (
+        Story({'kvrun_witness_refused_total{reason="proof"}': "0x20 1x20"}, 15, 25),
+        Story({'kvrun_witness_refused_total{reason="smaller"}': "0x20 1x20"}, 15, 25),
+        # Strangers can have these counted as often as they like.
+        Story(
+            {
+                'kvrun_witness_refused_total{reason="unknown_log"}': "0+9x40",
+                'kvrun_witness_refused_total{reason="malformed"}': "0+9x40",
+                'kvrun_witness_refused_total{reason="unsigned"}': "0+9x40",
+                'kvrun_witness_refused_total{reason="old_size"}': "0+9x40",
+            },
+            25,
+            None,
+        ),
+    ),
+    "KvrunWitnessCannotCosign": (Story({"kvrun_witness_available": "1x5 0x20"}, 9, 15),),
     "KvrunSlowFirstByte": (
         Story(
             {
@@ -174,7 +195,7 @@ def test_promtool_takes_the_rules_and_each_fires_when_it_should(tmp_path: Path) 
                         {
                             "eval_time": f"{story.fires}m",
                             "alertname": rule["alert"],
-                            "exp_alerts": [expected(rule, dict(story.labels))],
+                            "exp_alerts": [expected(rule, story)],
                         }
                     ]
                     if story.fires is not None
@@ -203,16 +224,21 @@ def test_promtool_takes_every_query_of_the_dashboard(tmp_path: Path) -> None:
     promtool("check", "rules", "--lint=none", str(file))
 
 
+def where(series: str) -> dict[str, str]:
+    """The labels that every metric of the process has which exports ``series``."""
+    return WITNESS if series.startswith("kvrun_witness_") else WHERE
+
+
 def placed(series: str) -> str:
-    """A series with the labels that every metric has."""
+    """A series with the labels that every metric of its process has."""
     name, _, more = series.rstrip("}").partition("{")
-    labels = [f'{key}="{value}"' for key, value in WHERE.items()]
+    labels = [f'{key}="{value}"' for key, value in where(name).items()]
     return f"{name}{{{','.join([*labels, *([more] if more else [])])}}}"
 
 
-def expected(rule: dict[str, Any], more: dict[str, str]) -> dict[str, Any]:
+def expected(rule: dict[str, Any], story: Story) -> dict[str, Any]:
     """The alert as Prometheus would send it."""
-    labels = {**WHERE, **more}
+    labels = {**where(next(iter(story.series))), **dict(story.labels)}
     texts = {
         name: re.sub(r"{{ \$labels\.(\w+) }}", lambda found: labels[found[1]], text)
         for name, text in rule["annotations"].items()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,8 @@ from kvrun.control.collector import CollectOutcome, CollectReport
 from kvrun.control.metrics import CollectorMetrics
 from kvrun.control.plane import ControlPlane
 from kvrun.control.rounds import RoundReport, run_round
+from kvrun.control.witness_metrics import WitnessMetrics
+from kvrun.control.witness_state import WitnessState
 from kvrun.deployments.metrics import DeploymentMetrics
 from kvrun.deployments.service import Deployments
 from kvrun.gateway.metrics import GatewayMetrics
@@ -28,12 +31,14 @@ from support.unix_http import get
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
 LABELS = {"workspace": "default", "deployment": "default"}
+WITNESS = {"witness": "witness.test/w1"}
 NAME = re.compile(r"\bkvrun_[a-z0-9_]+\b")
 
 
 @pytest.fixture(scope="module")
 def exported() -> dict[str, set[str]]:
-    """Every sample's name and labels, of a real daemon, a collector that collected, a gateway."""
+    """Every sample's name and labels, of a real daemon, a collector that collected, a gateway,
+    a key service and a witness."""
     gateway = GatewayMetrics(LABELS)
     gateway.answered("chat", 200)
     gateway.refusals.labels("bad_identity").inc()
@@ -63,15 +68,32 @@ def exported() -> dict[str, set[str]]:
             texts.append(render(DeploymentMetrics(deployments, [own])).decode())
             database.close()
             texts.append(key_service(Path(folder) / "keys"))
+            witnessing = witness(Path(folder) / "witness")
         finally:
             daemon.stop()
+    return {**labels_of(texts, LABELS), **labels_of([witnessing], WITNESS)}
+
+
+def labels_of(texts: list[str], always: dict[str, str]) -> dict[str, set[str]]:
+    """Every sample's name and labels; each carries ``always``."""
     found: dict[str, set[str]] = {}
     for text in texts:
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
-                assert sample.labels.items() >= LABELS.items(), sample
+                assert sample.labels.items() >= always.items(), sample
                 found.setdefault(sample.name, set()).update(sample.labels)
     return found
+
+
+def witness(folder: Path) -> str:
+    """What a witness exports, which serves no deployment."""
+    state = WitnessState(folder, WITNESS["witness"], now=time.time)
+    try:
+        metrics = WitnessMetrics(state, 1)
+        assert metrics.readiness().ready
+        return metrics.render().decode()
+    finally:
+        state.close()
 
 
 def key_service(folder: Path) -> str:
@@ -107,7 +129,7 @@ def test_the_page_lists_every_label(exported: dict[str, set[str]]) -> None:
     rows = re.findall(r"^\| `(kvrun_\w+)` \| ([^|]*)\|", PAGE, re.MULTILINE)
     for name, labels in rows:
         found = exported.get(name) or exported[f"{name}_bucket"] - {"le"}
-        assert set(re.findall(r"`(\w+)`", labels)) == found - set(LABELS), name
+        assert set(re.findall(r"`(\w+)`", labels)) == found - {*LABELS, *WITNESS}, name
 
 
 def expressions() -> list[str]:

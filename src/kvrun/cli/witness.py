@@ -40,11 +40,20 @@ def serve(
     behind_proxy: Annotated[
         bool, typer.Option("--behind-proxy", help="A proxy in front speaks TLS.")
     ] = False,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=65535,
+            help="Port on 127.0.0.1 for /readyz and /metrics, which are then not at --listen.",
+        ),
+    ] = None,
 ) -> None:
     """Serve C2SP add-checkpoint for the given logs until stopped.
 
     The first line of output is the address, the second the verifier key to hand out. The state
-    folder is the witness: keep it, and never put an older copy of it back.
+    folder is the witness: keep it, and never put an older copy of it back. At the address are also
+    /healthz, /readyz and /metrics, which name no log.
 
     Example: kvrun witness serve --log-key theirs.vkey --listen 0.0.0.0:8470 --behind-proxy
     """
@@ -53,7 +62,7 @@ def serve(
 
     keys = [key for path in log_key for key in read_keys(path)]
     settings = ServeSettings(
-        listen, state, _name(state, name), keys, tls_cert, tls_key, behind_proxy
+        listen, state, _name(state, name), keys, tls_cert, tls_key, behind_proxy, metrics_port
     )
     serve_witness(settings, lambda address, key: typer.echo(f"{address}\n{key.text()}"))
 

@@ -9,10 +9,13 @@ from urllib.parse import urlsplit
 from kvrun.audit.errors import NoteFormatError
 from kvrun.audit.note import ED25519, VerifierKey, check_key_name
 from kvrun.config.values import is_loopback
+from kvrun.control.witness_app import WitnessApp
 from kvrun.control.witness_errors import WitnessError
-from kvrun.control.witness_server import Cosigner, WitnessApp
+from kvrun.control.witness_metrics import WitnessMetrics
+from kvrun.control.witness_server import Cosigner
 from kvrun.control.witness_state import WitnessState
 from kvrun.gateway.server import bind, forbid_dumps, serve_on
+from kvrun.telemetry.endpoint import PATHS, serving
 
 
 class WitnessServeError(WitnessError):
@@ -23,7 +26,10 @@ class WitnessServeError(WitnessError):
 
 @dataclass(frozen=True, slots=True)
 class ServeSettings:
-    """``listen``: HOST:PORT. ``name``: the key's name, needed for a new ``folder`` only."""
+    """``listen``: HOST:PORT. ``name``: the key's name, needed for a new ``folder`` only.
+
+    ``metrics_port``: readiness and metrics are at that port of 127.0.0.1, not at ``listen``.
+    """
 
     listen: str
     folder: Path
@@ -32,6 +38,7 @@ class ServeSettings:
     tls_cert: Path | None = None
     tls_key: Path | None = None
     behind_proxy: bool = False
+    metrics_port: int | None = None
 
 
 def serve_witness(settings: ServeSettings, announce: Callable[[str, VerifierKey], None]) -> None:
@@ -54,12 +61,15 @@ def serve_witness(settings: ServeSettings, announce: Callable[[str, VerifierKey]
     forbid_dumps()
     state = WitnessState(settings.folder, settings.name, now=time.time)
     try:
-        app = WitnessApp(Cosigner(state, settings.log_keys, now=time.time))
+        cosigner = Cosigner(state, settings.log_keys, now=time.time)
+        metrics = WitnessMetrics(state, cosigner.logs)
+        apart = settings.metrics_port is not None
+        app = WitnessApp(cosigner, metrics, offered=("/healthz",) if apart else PATHS)
         listener = bind(host, port)
         scheme = "http" if settings.tls_cert is None else "https"
         shown = f"[{host}]" if ":" in host else host
-        announce(f"{scheme}://{shown}:{listener.getsockname()[1]}", state.key)
-        with listener:
+        with listener, serving(metrics.probes, port=settings.metrics_port, socket_file=None):
+            announce(f"{scheme}://{shown}:{listener.getsockname()[1]}", state.key)
             serve_on(listener, app, tls_cert=settings.tls_cert, tls_key=settings.tls_key)
     finally:
         state.close()

@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from kvrun.audit.note import COSIGNATURE_V1, VerifierKey, check_key_name
 from kvrun.control.witness_errors import WitnessError
+from kvrun.errors import KvrunError
 from kvrun.keys.folder import FolderLock, private_folder
 from kvrun.keys.signing import KeyPurpose, SigningRing
 
@@ -112,7 +113,8 @@ class WitnessState:
         self._folder = folder
         try:
             self._database = self._connect()
-            self.private_key, self.key = self._identity(name, now)
+            self._ring = SigningRing(folder / "keys", now=now)
+            self.private_key, self.key = self._identity(name)
         except sqlite3.Error as error:
             self._folder_lock.close()
             raise WitnessStateError(f"{folder / _FILE} cannot be used: {error}") from None
@@ -163,6 +165,48 @@ class WitnessState:
         with self._lock:
             return _refusals(self._database, origin)
 
+    def extent(self) -> tuple[int, int]:
+        """How many logs were cosigned, and the latest time stated (0 before the first).
+
+        Raises WitnessStateError.
+        """
+        try:
+            with self._lock:
+                query = "SELECT COUNT(*), COALESCE(MAX(time), 0) FROM logs"
+                count, last = self._database.execute(query).fetchone()
+        except sqlite3.Error as error:
+            raise WitnessStateError(f"{self._folder / _FILE} cannot be read: {error}") from None
+        return count, last
+
+    def parts(self) -> dict[str, str]:
+        """Whether a checkpoint could be cosigned now, by part: ``ok``, or what is wrong.
+
+        For strangers too: no path is named. Nothing that is written for it stays.
+        """
+        return {"memory": self._memory_trouble() or "ok", "key": self._key_trouble() or "ok"}
+
+    def _memory_trouble(self) -> str | None:
+        try:
+            with self._lock:
+                try:
+                    self._database.execute("BEGIN IMMEDIATE")
+                    # A page goes into the journal, which a full or read-only disk refuses.
+                    self._database.execute("INSERT INTO refusals VALUES ('', 0, 0, x'')")
+                finally:
+                    self._database.rollback()
+        except sqlite3.Error as error:
+            return f"cannot be written: {error}"
+        return None
+
+    def _key_trouble(self) -> str | None:
+        """It is in memory too, but without its file this witness ends with its process."""
+        try:
+            kept = self._ring.all_keys(KeyPurpose.WITNESS)
+        except (KvrunError, OSError):
+            return "its file cannot be read"
+        public = (key.private_key.public_key().public_bytes_raw() for key in kept)
+        return None if self.key.public_key in public else "its file is missing"
+
     def _connect(self) -> sqlite3.Connection:
         path = self._folder / _FILE
         if not path.exists() and (self._folder / "keys").exists():
@@ -176,19 +220,16 @@ class WitnessState:
         database.executescript(_SCHEMA)
         return database
 
-    def _identity(
-        self, name: str | None, now: Callable[[], float]
-    ) -> tuple[Ed25519PrivateKey, VerifierKey]:
+    def _identity(self, name: str | None) -> tuple[Ed25519PrivateKey, VerifierKey]:
         row = self._database.execute("SELECT key FROM identity").fetchone()
-        ring = SigningRing(self._folder / "keys", now=now)
-        known = ring.all_keys(KeyPurpose.WITNESS)
+        known = self._ring.all_keys(KeyPurpose.WITNESS)
         if row is None and name is None:
             raise WitnessStateError(
                 f"there is no witness in {self._folder} yet", hint="--name NAME makes one."
             )
         named = check_key_name(name if name is not None else row[0].split("+")[0])
         if row is None:
-            private_key = ring.load_or_create(KeyPurpose.WITNESS).private_key
+            private_key = self._ring.load_or_create(KeyPurpose.WITNESS).private_key
         elif known:
             private_key = known[0].private_key
         else:

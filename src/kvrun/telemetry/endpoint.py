@@ -226,7 +226,7 @@ def _json(status: int, content: Mapping[str, str]) -> Answer:
 def _refused(place: str, error: OSError) -> EndpointError:
     return EndpointError(
         f"metrics cannot be offered at {place}: {error.strerror or error}",
-        hint="Choose another place in kvrun.toml, or stop what uses this one.",
+        hint="Choose another place, or stop what uses this one.",
     )
 
 
