@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from hashlib import md5
 from pathlib import Path
 from typing import Any
 
 import boto3
 import pytest
+from botocore.client import BaseClient
 from botocore.exceptions import ClientError, ConnectTimeoutError
 
 from kvrun.config import load_config
@@ -27,6 +30,7 @@ from support.s3_server import s3_server
 NOW = datetime.now(UTC).timestamp()
 WEEK_S = 7 * 86_400.0
 S3 = tuple[Any, dict[str, str]]
+MD5 = b64encode(md5(b"first").digest()).decode()
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +80,93 @@ def test_what_was_stored_before_a_crash_is_held_by_the_next_try(s3: S3) -> None:
         storage.create("a", b"again")
     assert retention(s3, "crashed", "below/a")[0] == "GOVERNANCE"
     assert storage.get("a") == b"first"
+
+
+@pytest.fixture
+def no_retention(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """From now on the store refuses every retention, and answers all else."""
+    asked = BaseClient._make_api_call
+
+    def answer(client: BaseClient, operation: str, given: dict[str, object]) -> object:
+        if operation == "PutObjectRetention":
+            raise ClientError({"Error": {"Code": "AccessDenied"}}, operation)
+        return asked(client, operation, given)
+
+    monkeypatch.setattr(BaseClient, "_make_api_call", answer)
+    return monkeypatch
+
+
+@pytest.mark.parametrize(
+    ("mode", "held_mode", "held_s"),
+    [
+        ("governance", "GOVERNANCE", 3 * WEEK_S),
+        ("governance", "COMPLIANCE", 3 * WEEK_S),
+        ("compliance", "COMPLIANCE", 3 * WEEK_S),
+        ("governance", "GOVERNANCE", WEEK_S / 2),
+    ],
+)
+def test_what_is_held_already_is_named_with_its_end_and_is_no_failure(
+    s3: S3, no_retention: pytest.MonkeyPatch, mode: str, held_mode: str, held_s: float
+) -> None:
+    """As S3 does with a retention that is longer than the one asked for."""
+    bucket = f"held-{mode}-{held_mode}-{int(held_s)}".lower()
+    storage = holding(s3, bucket, mode)
+    until = datetime.fromtimestamp(NOW + held_s, UTC)
+    retained = {"ObjectLockMode": held_mode, "ObjectLockRetainUntilDate": until}
+    s3[0].put_object(Bucket=bucket, Key="below/a", Body=b"first", ContentMD5=MD5, **retained)
+    with pytest.raises(ObjectExistsError):
+        storage.create("a", b"first")
+    assert isinstance(storage, HoldingStorage)
+    [note] = storage.notes
+    assert note.startswith(f"a is held until {until:%Y-%m-%dT%H:%M}")
+    assert f"({held_mode.lower()})" in note
+    assert abs(retention(s3, bucket, "below/a")[1] - NOW - held_s) < 2
+
+
+def test_what_is_there_and_not_held_is_named_where_it_cannot_be(
+    s3: S3, no_retention: pytest.MonkeyPatch
+) -> None:
+    storage = holding(s3, "unheld")
+    open_storage("s3://unheld/below", s3[1]).create("a", b"first")
+    with pytest.raises(StorageError, match="a is there and not held in s3://unheld") as error:
+        storage.create("a", b"first")
+    assert not isinstance(error.value, ObjectExistsError)
+    no_retention.undo()
+    with pytest.raises(ObjectExistsError):
+        storage.create("a", b"first")
+    assert retention(s3, "unheld", "below/a")[0] == "GOVERNANCE"
+
+
+def test_what_is_held_less_strictly_than_asked_is_a_failure_until_it_is_held(
+    s3: S3, no_retention: pytest.MonkeyPatch
+) -> None:
+    until = datetime.fromtimestamp(NOW + 3 * WEEK_S, UTC)
+    retained = {"ObjectLockMode": "GOVERNANCE", "ObjectLockRetainUntilDate": until}
+    storage = holding(s3, "lenient", "compliance")
+    s3[0].put_object(Bucket="lenient", Key="below/a", Body=b"first", ContentMD5=MD5, **retained)
+    with pytest.raises(StorageError, match=r"a is held until .* \(governance\)"):
+        storage.create("a", b"first")
+    no_retention.undo()
+    with pytest.raises(ObjectExistsError):
+        storage.create("a", b"first")
+    mode, end = retention(s3, "lenient", "below/a")
+    assert (mode, abs(end - until.timestamp()) < 2) == ("COMPLIANCE", True)
+
+
+@pytest.mark.parametrize(("held_s", "then_s"), [(3 * WEEK_S, 3 * WEEK_S), (60.0, WEEK_S)])
+def test_nothing_is_held_shorter_or_less_strictly_than_it_is(
+    s3: S3, held_s: float, then_s: float
+) -> None:
+    """A store that would let it be, as this one does."""
+    bucket = f"longer-{int(held_s)}"
+    storage = holding(s3, bucket)
+    until = datetime.fromtimestamp(NOW + held_s, UTC)
+    retained = {"ObjectLockMode": "COMPLIANCE", "ObjectLockRetainUntilDate": until}
+    s3[0].put_object(Bucket=bucket, Key="below/a", Body=b"first", ContentMD5=MD5, **retained)
+    with pytest.raises(ObjectExistsError):
+        storage.create("a", b"first")
+    mode, end = retention(s3, bucket, "below/a")
+    assert (mode, abs(end - NOW - then_s) < 2) == ("COMPLIANCE", True)
 
 
 def test_without_object_lock_in_the_bucket_it_is_stored_as_ever(s3: S3) -> None:

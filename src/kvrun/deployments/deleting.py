@@ -59,8 +59,9 @@ def delete_data(
     ours: bool,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
-) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Do it; the certificates' ids and the openings of those that were made now.
+) -> tuple[tuple[str, ...], dict[str, str], str]:
+    """Do it; the certificates' ids, the openings of those that were made now, and what of the log
+    Storage holds for another time than it should.
 
     The log is evidence, so it is collected up to now before a key goes. Raises WrongStateError
     where somebody else (not ``ours``) runs it still, and what a step raises; call it again then.
@@ -87,8 +88,8 @@ def delete_data(
     # Before the log is collected: without keys nothing opens it again, so it has its last record.
     remove_data(site.config, site.folder if ours else None)
     remove_packs(site.config)
-    _collect(site)
-    return certified(site), openings
+    held = _collect(site)
+    return certified(site), openings, held
 
 
 def remove_packs(config: KvrunConfig) -> int:
@@ -153,11 +154,12 @@ def _stop(
         sleep(_POLL_S)
 
 
-def _collect(site: Site) -> None:
-    """The log up to its last record."""
-    if site.config.layout.audit.is_dir():
-        _require_read(_collect_now(site))
-        store_rest(ControlPlane(site.config))
+def _collect(site: Site) -> str:
+    """The log up to its last record; what of it stays held otherwise than asked, in words."""
+    if not site.config.layout.audit.is_dir():
+        return ""
+    _require_read(_collect_now(site))
+    return "; ".join(store_rest(ControlPlane(site.config)))
 
 
 def _collect_now(site: Site) -> str:

@@ -116,7 +116,7 @@ class Supervision:
         """Carry out a deletion that was asked for. Raises what a step raises; it goes on later."""
         deployment, life = self._store.read(deployment_id)
         try:
-            certificates, openings = deleting.delete_data(
+            certificates, openings, held = deleting.delete_data(
                 self.site(deployment),
                 self._launchers[deployment.launcher],
                 self._store.requester(deployment_id),
@@ -130,7 +130,7 @@ class Supervision:
                 raise
             raise WrongStateError(f"the deletion is not finished: {why}") from None
         self._tenants.forget(deployment_id)
-        done = self._store.finish(deployment_id, certificates, "")
+        done = self._store.finish(deployment_id, certificates, held)
         return deleting.Deleted(done, certificates, openings)
 
     def _launch(self, deployment: Deployment, life: Life) -> None:

@@ -2,13 +2,14 @@
 
 obstore cannot send the retention headers with a put, so the retention is set right after it, by
 boto3 (``pip install 'kvrun[aws]'``). API: docs.aws.amazon.com/AmazonS3/latest/API,
-PutObjectRetention and GetObjectLockConfiguration.
+PutObjectRetention, HeadObject and GetObjectLockConfiguration.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
 from importlib.util import find_spec
@@ -23,20 +24,25 @@ from kvrun.storage.errors import ObjectExistsError, StorageError
 from kvrun.storage.store import Storage
 
 _TIMEOUT_S = 10.0
+_STRICT = "COMPLIANCE"
 _ALLOW = "Allow s3:GetBucketObjectLockConfiguration."
 _log = logging.getLogger(__name__)
 
 
 class HoldingStorage(Storage):
-    """``storage``, but each object that is there after ``create`` is held: ``hold(name, version)``,
-    where the bucket ``offers`` that. ``version`` is None where only the newest is known."""
+    """``storage``, but each object that is there after ``create`` is held by ``retention``, where
+    the bucket ``offers`` that."""
 
-    def __init__(
-        self, storage: Storage, offers: Callable[[], bool], hold: Callable[[str, str | None], None]
-    ) -> None:
+    def __init__(self, storage: Storage, offers: Callable[[], bool], retention: _Retention) -> None:
         super().__init__(storage._store, storage.where)
         self._offers = cache(offers)
-        self._hold = hold
+        self._retention = retention
+        self._notes: list[str] = []
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was there and stays held otherwise than asked, one text an object."""
+        return tuple(self._notes)
 
     @property
     def offered(self) -> bool:
@@ -50,14 +56,17 @@ class HoldingStorage(Storage):
         try:
             super().create(name, data)
         except ObjectExistsError:
-            if offered:
-                self._hold(name, None)  # a crash may have come between the two
+            if offered and (
+                note := self._retention.keep(name)
+            ):  # a crash may have come between the two
+                _log.warning("%s", note)
+                self._notes.append(note)
             raise
 
     def _create(self, name: str, data: bytes | memoryview | Path) -> None:
         stored = obstore.put(self._store, name, data, mode="create", use_multipart=False)
         if self.offered:
-            self._hold(name, stored["version"])
+            self._retention.hold(name, stored["version"])
 
 
 def hold_objects(
@@ -90,19 +99,88 @@ def hold_objects(
     bucket, prefix = place.netloc, place.path.strip("/")
     client = _asked(lambda: _client(options), f"{storage.where} cannot be reached for Object Lock")
 
-    def hold(name: str, version: str | None) -> None:
+    retention = _Retention(client, bucket, prefix, mode.upper(), keep_s, now)
+    return HoldingStorage(storage, lambda: _is_offered(client, bucket, must=must), retention)
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """An object's retention, ``mode`` as S3 names it."""
+
+    mode: str
+    until: datetime
+
+    def __str__(self) -> str:
+        return f"held until {self.until:%Y-%m-%dT%H:%M:%SZ} ({self.mode.lower()})"
+
+
+@dataclass(frozen=True, slots=True)
+class _Retention:
+    """Holds objects below ``prefix`` for ``keep_s`` from now on. ``mode`` as S3 names it."""
+
+    client: Any
+    bucket: str
+    prefix: str
+    mode: str
+    keep_s: float
+    now: Callable[[], float]
+
+    def hold(self, name: str, version: str | None) -> None:
+        """Hold one version of what is stored. Raises StorageError."""
+        self._hold(name, _Held(self.mode, self._until), "is stored", version)
+
+    def keep(self, name: str) -> str:
+        """Hold what is there already. In words where it stays held for another time than this.
+
+        Nothing is held shorter or less strictly than it is. Raises StorageError where it is not
+        held as strictly as it should be, and cannot be.
+        """
+        asked, held = _Held(self.mode, self._until), self._held(name)
+        if held is None or held.until <= _moment(self.now()):
+            self._hold(name, asked, "is there and not held")
+            return ""
+        strict = held.mode in (self.mode, _STRICT)
+        if strict and held.until >= asked.until:
+            return f"{name} is {held}" if held.until > asked.until else ""
+        wanted = _Held(held.mode if strict else self.mode, max(held.until, asked.until))
+        try:
+            self._hold(name, wanted, f"is {held}")
+        except StorageError as error:
+            if not strict:
+                raise
+            return error.message
+        return ""
+
+    def _hold(self, name: str, held: _Held, what: str, version: str | None = None) -> None:
         which = {"VersionId": version} if version else {}
-        until = datetime.fromtimestamp(round(now() + keep_s), UTC)
-        retention = {"Mode": mode.upper(), "RetainUntilDate": until}
-        key = f"{prefix}/{name}" if prefix else name
+        retention = {"Mode": held.mode, "RetainUntilDate": held.until}
         _asked(
-            lambda: client.put_object_retention(
-                Bucket=bucket, Key=key, Retention=retention, **which
+            lambda: self.client.put_object_retention(
+                Bucket=self.bucket, Key=self._key(name), Retention=retention, **which
             ),
-            f"{name} is stored in {storage.where}, and its retention cannot be set",
+            f"{name} {what} in s3://{self.bucket}, and its retention cannot be set",
         )
 
-    return HoldingStorage(storage, lambda: _is_offered(client, bucket, must=must), hold)
+    @property
+    def _until(self) -> datetime:
+        return _moment(self.now() + self.keep_s)
+
+    def _key(self, name: str) -> str:
+        return f"{self.prefix}/{name}" if self.prefix else name
+
+    def _held(self, name: str) -> _Held | None:
+        """None where nothing holds it, or where we may not know (s3:GetObjectRetention)."""
+        found = _asked(
+            lambda: self.client.head_object(Bucket=self.bucket, Key=self._key(name)),
+            f"{name} in s3://{self.bucket} cannot be looked at",
+        )
+        if "ObjectLockRetainUntilDate" not in found:
+            return None
+        return _Held(found["ObjectLockMode"], found["ObjectLockRetainUntilDate"].astimezone(UTC))
+
+
+def _moment(seconds: float) -> datetime:
+    return datetime.fromtimestamp(round(seconds), UTC)
 
 
 def _is_offered(client: Any, bucket: str, *, must: bool) -> bool:
