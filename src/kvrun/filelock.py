@@ -2,7 +2,10 @@
 
 import fcntl
 import os
+import time
 from pathlib import Path
+
+_POLL_S = 0.05
 
 
 class FileTakenError(Exception):
@@ -25,18 +28,31 @@ def is_held(descriptor: int) -> bool:
     return False
 
 
-def hold_file(path: Path, holder: str) -> int:
+def hold_file(path: Path, holder: str, *, wait_s: float = 0.0) -> int:
     """Make ``path`` (0600) where it is missing, hold it, and write ``holder`` into it.
 
-    It is held until the returned descriptor is closed, or the process ends. Raises FileTakenError.
+    It is held until the returned descriptor is closed, or the process ends. Raises FileTakenError
+    where another process holds it for longer than ``wait_s``.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    deadline = time.monotonic() + wait_s
+    try:
+        while not _taken(descriptor):
+            if time.monotonic() >= deadline:
+                found = os.pread(descriptor, 200, 0).decode("ascii", "replace").strip()
+                raise FileTakenError(path, found)
+            time.sleep(_POLL_S)
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, holder.encode(), 0)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _taken(descriptor: int) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        found = os.pread(descriptor, 200, 0).decode("ascii", "replace").strip()
-        os.close(descriptor)
-        raise FileTakenError(path, found) from None
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, holder.encode(), 0)
-    return descriptor
+        return False
+    return True

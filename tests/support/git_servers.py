@@ -24,6 +24,8 @@ _SSH = """\
 #!/bin/sh
 # Plays ssh and the machine behind it: puts on record what it was called with, and runs the command.
 printf '%s\\n' "$@" > {record}
+echo >> {calls}
+while [ -e {gate} ]; do sleep 0.02; done
 for last in "$@"; do :; done
 unset GIT_DIR
 exec sh -c "$last"
@@ -103,10 +105,13 @@ def git_over_https(root: Path, folder: Path, token: str) -> Iterator[tuple[str, 
 
 def play_ssh(folder: Path) -> Path:
     """A folder for the search path with an ``ssh`` that reaches this machine; beside it ``called``
-    has its arguments, one a line."""
+    has its arguments, one a line, and ``calls`` a line a call. It waits while ``gate`` is there.
+    """
     folder.mkdir()
     program = folder / "ssh"
-    program.write_text(_SSH.format(record=folder / "called"))
+    program.write_text(
+        _SSH.format(record=folder / "called", gate=folder / "gate", calls=folder / "calls")
+    )
     program.chmod(0o755)
     return folder
 

@@ -43,7 +43,7 @@ def sync(
     A revision that is refused changes nothing: the active one goes on, and the problems are shown
     with file, line and column. Ends with status 1 then, or where the repository cannot be reached.
     `kvrun up` runs this with --follow; a push that the repository's host announces is then looked
-    at within seconds.
+    at within seconds. Of two at once one waits for the other.
 
     Example: kvrun policy sync
     """

@@ -27,7 +27,6 @@ from kvrun.filelock import FileTakenError, hold_file
 from kvrun.storage import Patience, Storage, hold_objects, open_storage
 
 _WAIT_S = 30.0
-_POLL_S = 0.05
 _CONNECT_S = 2.0
 
 
@@ -127,18 +126,13 @@ class ControlPlane:
     def hold(self, *, wait_s: float = _WAIT_S) -> Iterator[None]:
         """Work on the folder alone. Raises ControlBusyError when another one does for long."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        deadline = time.monotonic() + wait_s
-        while True:
-            try:
-                descriptor = hold_file(self.folder / "lock", str(os.getpid()))
-                break
-            except FileTakenError as error:
-                if time.monotonic() > deadline:
-                    raise ControlBusyError(
-                        f"process {error.holder or '?'} works on {self.folder}",
-                        hint="a collection is under way; try again when it is done",
-                    ) from None
-                time.sleep(_POLL_S)
+        try:
+            descriptor = hold_file(self.folder / "lock", str(os.getpid()), wait_s=wait_s)
+        except FileTakenError as error:
+            raise ControlBusyError(
+                f"process {error.holder or '?'} works on {self.folder}",
+                hint="a collection is under way; try again when it is done",
+            ) from None
         try:
             yield
         finally:

@@ -4,7 +4,9 @@ One file each, replaced as a whole."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -12,7 +14,8 @@ from typing import TypeVar
 import msgspec
 
 from kvrun.durable import replace_private_file
-from kvrun.policy.errors import PolicyError, PolicyUnreadableError
+from kvrun.filelock import FileTakenError, hold_file
+from kvrun.policy.errors import PolicyBusyError, PolicyError, PolicyUnreadableError
 from kvrun.policy.matching import Tenant
 from kvrun.policy.observed import Observed
 
@@ -108,6 +111,28 @@ class PolicyFolder:
     def repository(self) -> Path:
         """The clone."""
         return self.folder / "repository.git"
+
+    @contextmanager
+    def alone(self, wait_s: float) -> Iterator[None]:
+        """Be the one process that looks at the repository.
+
+        Raises PolicyBusyError where another one does for longer than ``wait_s``, PolicyError.
+        """
+        lock = self.folder / "sync.lock"
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            held = hold_file(lock, str(os.getpid()), wait_s=wait_s)
+        except FileTakenError as error:
+            raise PolicyBusyError(
+                f"process {error.holder or '?'} looks at the policy's repository",
+                hint="Try again when it is done; `kvrun policy status` shows how it went.",
+            ) from None
+        except OSError as error:
+            raise PolicyError(f"{lock} cannot be written: {error.strerror}") from None
+        try:
+            yield
+        finally:
+            os.close(held)
 
     def active(self) -> ActivePolicy | None:
         """The last good revision. Raises PolicyError for a file that cannot be read."""

@@ -31,6 +31,13 @@ class PolicyUnreadableError(PolicyError):
     """A file could not be read now; what it says may be right."""
 
 
+class PolicyBusyError(PolicyError):
+    """Another process looks at the repository for long."""
+
+    exit_code = 3
+    status = 409
+
+
 class PolicyRejectedError(PolicyError):
     """A revision that cannot be used; ``problems`` says where and why."""
 

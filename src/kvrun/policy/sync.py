@@ -31,6 +31,8 @@ MAX_PACK_BYTES = 64 << 20
 KEPT_REF = "refs/kvrun/active"
 _KEPT_REVISIONS = "refs/kvrun/revisions/"
 _SUFFIXES = (".yaml", ".yml")
+_WAIT_S = 60.0
+"""For so long beyond its two fetches another process's look is waited for."""
 _TRY_AGAIN_S = 3600.0
 """After so long a commit is tried again on what is placed, where that could not be said."""
 
@@ -92,8 +94,13 @@ class PolicySync:
     def run(self) -> SyncOutcome:
         """Look at the repository once; what came of it is also put on record in the folder.
 
-        Raises PolicyError where the folder cannot be used.
+        Of two processes one waits for the other. Raises PolicyBusyError where that takes too long,
+        PolicyError where the folder cannot be used.
         """
+        with self._folder.alone(2 * self._settings.timeout_s + _WAIT_S):
+            return self._look()
+
+    def _look(self) -> SyncOutcome:
         active = self._folder.active()
         commit = ""
         try:
