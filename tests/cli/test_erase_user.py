@@ -22,6 +22,7 @@ from support.daemon import Daemon
 
 def kvrun(folder: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
     environment = {k: v for k, v in os.environ.items() if not k.startswith("KVRUN_")}
+    environment["COLUMNS"] = "300"  # a row is a line
     return subprocess.run(
         [sys.executable, "-m", "kvrun", *map(str, arguments)],
         cwd=folder,
@@ -100,6 +101,23 @@ def test_one_parent_certificate_lists_each_deployment(deployments: list[Daemon])
         assert unasked == (daemon is deployments[1])
         listed = answer(kvrun(daemon.folder, "erase", "list", "--ref", "DSAR-123", "--json"))
         assert child.certificate_id in {row["id"] for row in listed}
+
+    def shown(*words: str, of: Daemon) -> dict[str, str]:
+        """The lines of a list for people that have the reference, by the id they begin with."""
+        lines = kvrun(of.folder, *words, "--ref", "DSAR-123").stdout.splitlines()
+        return {line.split()[0]: line for line in lines if "DSAR-123" in line}
+
+    listed_here = shown("erase", "list", of=deployments[0])
+    assert len(listed_here) == 2
+    assert "each deployment's own" in listed_here[parent.id]
+    assert "nothing held" not in "".join(listed_here.values())
+    (nothing,) = shown("erase", "list", of=deployments[2]).values()
+    assert "nothing held" in nothing
+    assert kvrun(folder, "audit", "collect", "--once").returncode == 0
+    stored = shown("certificate", "list", of=deployments[0])
+    assert stored.keys() == listed_here.keys()
+    assert "each deployment's own" in stored[parent.id]
+    assert "nothing held" not in "".join(stored.values())
 
     stopped = deployments[1]
     stopped.start()

@@ -25,6 +25,7 @@ from kvrun.erasure.document import MAX_CERTIFICATE_BYTES
 from kvrun.erasure.errors import CertificateFormatError, ErasureError
 from kvrun.erasure.logproof import MAX_LOG_PROOF_BYTES
 from kvrun.erasure.report import CertificateReport, CheckCode
+from kvrun.erasure.view import class_text
 from kvrun.erasure.view_html import certificate_html
 
 app = typer.Typer(no_args_is_help=True)
@@ -79,7 +80,7 @@ def list_command(
             item.kind,
             item.issued_at[:19],
             escape(item.reference),
-            item.claim_class or "nothing held",
+            class_text(item.claim_class, item.children),
             str(item.keys),
         )
     console().print(rows if found else "no certificate")

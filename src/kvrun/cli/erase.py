@@ -24,6 +24,7 @@ from kvrun.erasure.certificate import ErasureStatement
 from kvrun.erasure.errors import ErasureError
 from kvrun.erasure.job import Job, JobState, JobStore
 from kvrun.erasure.joint_request import JointRequest
+from kvrun.erasure.view import class_of
 from kvrun.instance.erasures import ErasureResult
 from kvrun.instance.parts import certificates_folder
 from kvrun.launch.erasing import erase as erase_one
@@ -309,7 +310,7 @@ def _row(statement: ErasureStatement, archive: CertificateArchive) -> dict[str, 
         "kind": statement.request.kind.value,
         "issued_at": statement.issued_at,
         "reference": statement.request.reference,
-        "class": statement.claim_class.value if statement.claim_class else "nothing held",
+        "class": class_of(statement),
         "keys": str(len(statement.keys)),
         "certificate": str(archive.path(statement.id)),
     }

@@ -22,6 +22,7 @@ from kvrun.cli.remote import (
 )
 from kvrun.client.errors import ClientError
 from kvrun.config.values import size_text
+from kvrun.erasure.view import class_text
 
 Output = Annotated[Path | None, typer.Option("--output", "-o", help="Write it here.")]
 
@@ -53,7 +54,7 @@ def certificates(
             c.kind,
             c.issued_at[:19],
             c.reference,
-            c.claim_class or "nothing held",
+            class_text(c.claim_class, c.children),
             str(c.keys),
         ),
     )

@@ -9,6 +9,7 @@ from starlette.responses import HTMLResponse
 
 from kvrun.console import charts, words
 from kvrun.console.assets import Assets
+from kvrun.erasure.view import class_of
 from kvrun.errors import KvrunError
 
 _KEPT_S = 10.0
@@ -89,7 +90,11 @@ class Pages:
         }
         self._templates.filters.update(filters)
         self._templates.globals.update(
-            tones=TONES, charts=charts, plural=words.plural, asset=self.assets.address
+            tones=TONES,
+            charts=charts,
+            plural=words.plural,
+            asset=self.assets.address,
+            class_of=class_of,
         )
 
     def text(self, template: str, values: Mapping[str, object]) -> str:

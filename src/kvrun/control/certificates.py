@@ -37,7 +37,7 @@ _PROVEN_AT_ONCE = 20
 class StoredCertificate(msgspec.Struct, frozen=True, kw_only=True):
     """A certificate in Storage. ``digest`` (hex) is the SHA-256 of its statement, as the ledger and
     parent certificates have it; ``issued_at`` as it states it; ``claim_class`` "" where nothing
-    was held."""
+    was held; ``children``: how many certificates of deployments it lists."""
 
     id: str
     kind: str
@@ -46,6 +46,7 @@ class StoredCertificate(msgspec.Struct, frozen=True, kw_only=True):
     claim_class: str
     keys: int
     digest: str
+    children: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,6 +255,7 @@ def _described(certificate_id: str, data: bytes | None) -> StoredCertificate | N
         claim_class=statement.claim_class.value if statement.claim_class else "",
         keys=len(statement.keys),
         digest=sha256(payload).hexdigest(),
+        children=len(statement.children),
     )
 
 

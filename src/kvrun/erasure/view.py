@@ -50,6 +50,18 @@ class Items:
 Section = Table | Facts | Items
 
 
+def class_text(claim_class: str, children: int) -> str:
+    """For a list: what a certificate proves. One over several deployments (``children``
+    certificates) proves what theirs do."""
+    return claim_class or ("each deployment's own" if children else "nothing held")
+
+
+def class_of(statement: ErasureStatement) -> str:
+    """The same, of a statement."""
+    claim_class = statement.claim_class.value if statement.claim_class else ""
+    return class_text(claim_class, len(statement.children))
+
+
 @dataclass(frozen=True, slots=True)
 class CertificateView:
     """Everything that a view shows. ``verdict`` colours ``state``, the result of the checks."""

@@ -26,7 +26,10 @@ class CertificateView(BaseModel):
     requester: str
     issued_at: str
     complete_after: str
-    claim_class: str = Field(description="Empty where nothing was held.")
+    claim_class: str = Field(
+        description="Empty where nothing was held, and in one over several deployments."
+    )
+    children: int = Field(description="How many deployments' certificates it lists; usually 0.")
     keys: int
     unacknowledged: int
 
@@ -131,6 +134,7 @@ def _view(row: CertificateRow) -> CertificateView:
         issued_at=statement.issued_at,
         complete_after=statement.complete_after,
         claim_class=statement.claim_class.value if statement.claim_class else "",
+        children=len(statement.children),
         keys=len(statement.keys),
         unacknowledged=len(statement.unacknowledged),
     )

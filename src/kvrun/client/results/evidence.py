@@ -128,7 +128,11 @@ class JointErased(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Certificate(msgspec.Struct, frozen=True, kw_only=True):
-    """What a certificate states; ``claim_class`` is empty where nothing was held. RFC 3339."""
+    """What a certificate states. RFC 3339.
+
+    ``claim_class`` is empty where nothing was held, and in one over several deployments: that one
+    lists ``children`` certificates.
+    """
 
     id: str
     deployment_id: str
@@ -140,6 +144,7 @@ class Certificate(msgspec.Struct, frozen=True, kw_only=True):
     claim_class: str
     keys: int
     unacknowledged: int
+    children: int = 0
 
 
 class Banner(msgspec.Struct, frozen=True, kw_only=True):
