@@ -6,11 +6,14 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import uvicorn
-from api_rig import World
 
 from kvrun.launch.readiness import free_port
+
+if TYPE_CHECKING:
+    from api_rig import World
 
 
 @contextmanager

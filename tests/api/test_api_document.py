@@ -21,9 +21,9 @@ OPERATIONS = [
 ]
 OPEN = {
     "sign_in_methods", "claim_owner_link", "start_oidc", "finish_oidc", "healthz", "readyz",
-    "attach_deployment", "announce_policy_push",
+    "finish_login", "attach_deployment", "announce_policy_push",
 }  # fmt: skip
-"""What nobody has to sign in for. The last two have a token or a secret of their own."""
+"""What nobody has to sign in for. The last three have a code, a token or a secret of their own."""
 
 
 def test_the_page_is_what_the_code_says() -> None:

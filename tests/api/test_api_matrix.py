@@ -45,6 +45,7 @@ PERMISSIONS = {
     "evidence":         " y   y   -   -   y   .   -   -   y   y ",
     "delete workspace":" y   -   -   -   -   .   -   -   -   y ",
     "new workspace":   " y   -   -   -   -   -   -   -   -   - ",
+    "people":          " y   y   y   y   y   -   -   -   -   - ",
     "anybody signed in": " y y   y   y   y   y   y   y   y   y ",
 }  # fmt: skip
 
@@ -68,6 +69,8 @@ class Row:
 
 ROWS = (
     Row("get_me", "anybody signed in"),
+    Row("list_logins", "people"),
+    Row("end_login", "people"),
     Row("list_workspaces", "anybody signed in"),
     Row("create_workspace", "new workspace", {"name": "another-{who}"}),
     Row("get_workspace", "view"),
@@ -169,10 +172,10 @@ ROWS = (
 )
 WITHOUT_ROLES = {
     "sign_in_methods", "claim_owner_link", "start_oidc", "finish_oidc", "healthz", "readyz",
-    "sign_out", "attach_deployment", "announce_policy_push",
+    "sign_out", "finish_login", "attach_deployment", "announce_policy_push",
 }  # fmt: skip
-"""Not a matter of roles: signing in and out, health, what an attach token opens, and what a Git
-host signs."""
+"""Not a matter of roles: signing in and out, a command line's code, health, what an attach token
+opens, and what a Git host signs."""
 
 OPERATIONS = {
     operation["operationId"]: (method.upper(), path)
@@ -180,7 +183,7 @@ OPERATIONS = {
     for method, operation in methods.items()
 }
 ITEMS = ("user_id", "account_id", "key_id", "erasure_id", "approval_id", "certificate_id",
-         "evidence_id")  # fmt: skip
+         "evidence_id", "login_id")  # fmt: skip
 
 
 def row_name(row: Row) -> str:

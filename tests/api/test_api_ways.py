@@ -14,10 +14,10 @@ from kvrun.cli.main import app
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "api.md").read_text(encoding="utf-8")
 WITHOUT = {
-    "sign_in_methods", "claim_owner_link", "start_oidc", "finish_oidc", "sign_out", "healthz",
-    "readyz", "announce_policy_push",
+    "sign_in_methods", "claim_owner_link", "start_oidc", "finish_oidc", "healthz", "readyz",
+    "announce_policy_push",
 }  # fmt: skip
-"""Signing in and out, health, and what a Git host calls."""
+"""Signing in, health, and what a Git host calls."""
 
 
 def rows() -> list[tuple[list[str], list[str]]]:

@@ -37,7 +37,7 @@ from kvrun.client.results.deployments import DeploymentSpec, TenantNote
 DOCUMENT: dict[str, Any] = json.loads(openapi_text())
 GUIDE = Path(__file__).parents[2] / "docs" / "python-client.md"
 WITHOUT_METHOD = {
-    "sign_in_methods", "claim_owner_link", "start_oidc", "finish_oidc", "sign_out", "healthz",
+    "sign_in_methods", "claim_owner_link", "start_oidc", "finish_oidc", "healthz",
     "readyz", "announce_policy_push",
 }  # fmt: skip
 """For browsers, supervisors and Git hosts."""
@@ -61,6 +61,7 @@ EXAMPLES: dict[str, Any] = {
     "memory_bytes": 2**30,
     "tenants": [TenantNote(tenant_ref="a1", labels={"a": "b"})],
     "tenant_refs": ["a1"],
+    "verifier": "v" * 43,
     "email": "ada@example.com",
     "role": "auditor",
     "kind": "session",

@@ -90,6 +90,7 @@ CHANGES: dict[str, tuple[dict[str, str], set[Role]]] = {
     "/members/usr-none/role": ({"role": "auditor"}, OWNERS),
     "/members/usr-none/remove": ({}, OWNERS),
     "/service-accounts/sa-none/delete": ({}, OWNERS),
+    f"/logins/{NOTHING}/end": ({}, set(ROLES)),
     "/keys/key-none/rotate": ({"overlap": "0"}, OWNERS | {Role.DEVELOPER, Role.PRIVACY}),
     "/keys/key-none/revoke": ({}, OWNERS | {Role.DEVELOPER, Role.PRIVACY}),
     "/approvals/apr-none/approve": ({}, OWNERS | {Role.PRIVACY}),
@@ -214,7 +215,7 @@ async def test_a_change_without_this_sign_ins_token_changes_nothing(
     other = Reader(world.person("olga@example.com", Role.OWNER))
     paths = [f"{base(world)}{path}" for path in CHANGES]
     paths += [f"{base(world)}/deployments/{chat.id}{path}" for path in DEPLOYMENT_CHANGES]
-    paths += ["/workspaces", "/sign-out"]
+    paths += ["/workspaces", "/sign-out", "/login"]
     for path in paths:
         for token in ("", "x", other.caller.headers["X-CSRF-Token"]):
             answer = await owner.send(path, {"csrf_token": token, "email": "eve@example.com"})

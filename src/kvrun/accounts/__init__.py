@@ -11,6 +11,7 @@ from kvrun.accounts.permissions import Permission, may, require
 from kvrun.accounts.records import (
     Approval,
     KeyRecord,
+    Login,
     Member,
     ServiceAccount,
     SignIn,
@@ -25,6 +26,7 @@ __all__ = [
     "ActorKind",
     "Approval",
     "KeyRecord",
+    "Login",
     "Member",
     "OidcClient",
     "OidcIdentity",

@@ -45,7 +45,8 @@ class Actor:
     ``id`` is the user's, the service account's or the key's id. ``roles`` maps workspace ids to
     roles, as they are now. ``scopes`` is None for people who signed in. ``deployment`` limits an
     API key to one deployment. ``person`` is the user who answers for it: the user, or who made
-    the API key. ``key_expires_at`` is when an API key ends (seconds since 1970).
+    the API key. ``key_expires_at`` is when an API key ends, ``login_expires_at`` when a person's
+    login on a command line does (seconds since 1970; None for a browser).
     """
 
     id: str
@@ -56,6 +57,7 @@ class Actor:
     deployment: str | None = None
     person: str | None = None
     key_expires_at: int | None = None
+    login_expires_at: int | None = None
 
     @property
     def reference(self) -> str:

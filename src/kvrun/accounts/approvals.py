@@ -9,6 +9,7 @@ from kvrun.accounts.errors import (
     ApprovalNeededError,
     ConflictError,
     ForbiddenError,
+    InvalidError,
     NotFoundError,
 )
 from kvrun.accounts.events import AccessEventKind
@@ -22,6 +23,7 @@ from kvrun.accounts.tokens import make_id
 APPROVAL_LASTS_S = 24 * 3600
 MAX_PLAN_CHARS = 200
 MAX_SUBJECT_CHARS = 320
+MAX_REASON_CHARS = 500
 MAX_WAITING = 100
 """Approvals of a workspace that wait at a time."""
 
@@ -111,9 +113,16 @@ class Approvals(Part):
         """
         return self._decide(actor, workspace_id, approval_id, agreed=True)
 
-    def refuse_approval(self, actor: Actor, workspace_id: str, approval_id: str) -> Approval:
-        """Do not agree. Whoever asked may take it back so."""
-        return self._decide(actor, workspace_id, approval_id, agreed=False)
+    def refuse_approval(
+        self, actor: Actor, workspace_id: str, approval_id: str, reason: str = ""
+    ) -> Approval:
+        """Do not agree. Whoever asked may take it back so, and reads the reason.
+
+        Raises InvalidError for a reason that is no line of 500 characters at most.
+        """
+        if len(reason) > MAX_REASON_CHARS or not reason.isprintable():
+            raise InvalidError(f"the reason is one line of {MAX_REASON_CHARS} characters at most")
+        return self._decide(actor, workspace_id, approval_id, agreed=False, reason=reason)
 
     def take_approval(
         self,
@@ -173,13 +182,20 @@ class Approvals(Part):
                 change.note(kind, None, row.workspace_id, row.id, row.operation)
 
     def _decide(
-        self, actor: Actor, workspace_id: str, approval_id: str, *, agreed: bool
+        self,
+        actor: Actor,
+        workspace_id: str,
+        approval_id: str,
+        *,
+        agreed: bool,
+        reason: str = "",
     ) -> Approval:
         require(actor, Permission.ERASE_WIDE, workspace_id)
         if agreed and actor.kind is not ActorKind.USER:
             raise ForbiddenError(
                 "a second person has to be signed in at the identity provider",
-                hint="API keys and the local owner are nobody's second person.",
+                hint="API keys and the local owner are nobody's second person. On a command line"
+                " a person runs: kvrun login",
             )
         with self._changing() as change:
             query = select(ApprovalRow).where(ApprovalRow.id == approval_id).with_for_update()
@@ -191,6 +207,7 @@ class Approvals(Part):
             if row.agreed is not None or row.expires_at <= change.now:
                 raise ConflictError("it is decided already, or too old", hint="Ask again.")
             row.agreed, row.decided_by, row.decided_at = agreed, actor.id, change.now
+            row.reason = reason or None
             kind = AccessEventKind.APPROVAL_GIVEN if agreed else AccessEventKind.APPROVAL_REFUSED
             change.note(kind, actor, workspace_id, row.id, row.operation)
             return _approval(row)
@@ -240,4 +257,5 @@ def _approval(row: ApprovalRow) -> Approval:
         sessions=row.sessions,
         subject=row.subject or "",
         token=row.token or "",
+        reason=row.reason or "",
     )

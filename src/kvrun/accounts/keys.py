@@ -54,7 +54,8 @@ class Keys(Part):
 
         It is the actor's own, or a service account's (with the permission ``members``). The caller
         has looked up that the deployment is the workspace's. Two active keys of one holder may
-        have the same name, for overlap. A key that makes a key gives no longer life than its own.
+        have the same name, for overlap. A key or a command line's login that makes a key gives no
+        longer life than its own.
         Raises ForbiddenError (a scope that the holder's role does not allow), ConflictError,
         InvalidError, NotFoundError.
         """
@@ -80,10 +81,15 @@ class Keys(Part):
 
         It is the actor's own key, or a service account's (with the permission ``members``): the
         secret is nobody else's to learn. The old key is valid for ``overlap_s`` more; the new one
-        does not expire. Raises NotFoundError, ForbiddenError, ConflictError (it has a successor
-        already), InvalidError.
+        does not expire. Raises NotFoundError, ForbiddenError (a command line's login too),
+        ConflictError (it has a successor already), InvalidError.
         """
         require(actor, Permission.KEYS, workspace_id)
+        if actor.login_expires_at is not None:
+            raise ForbiddenError(
+                "a successor would end with this login on the command line",
+                hint="Rotate the key in the console, or with an API key.",
+            )
         if not 0 <= overlap_s <= 90 * 86_400:
             raise InvalidError("overlap_s must be 0 to 7776000 seconds (90 days)")
         with self._changing() as change:
@@ -277,9 +283,8 @@ def _bounded_expiry(change: Change, actor: Actor, expires_at: int | None) -> int
     """The expiry that a key gets. Raises InvalidError for the past and the far future."""
     if expires_at is not None and not 0 < expires_at - change.now <= LONGEST_LIFE_S:
         raise InvalidError("expires_at must lie in the future, by ten years at most")
-    if actor.key_expires_at is None:
-        return expires_at
-    return min(actor.key_expires_at, expires_at or actor.key_expires_at)
+    ends = (expires_at, actor.key_expires_at, actor.login_expires_at)
+    return min((end for end in ends if end is not None), default=None)
 
 
 def _find(session: Session, workspace_id: str, key_id: str) -> ApiKeyRow:

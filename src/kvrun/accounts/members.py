@@ -13,6 +13,7 @@ from kvrun.accounts.part import Change, Part
 from kvrun.accounts.permissions import Permission, require
 from kvrun.accounts.records import Member, ServiceAccount
 from kvrun.accounts.roles import locked_workspace, require_may_give
+from kvrun.accounts.sign_ins import end_logins
 from kvrun.accounts.tables import (
     ApiKeyRow,
     MemberRow,
@@ -103,7 +104,8 @@ class Members(Part):
             return _member(member, change.session.get_one(UserRow, user_id))
 
     def remove_member(self, actor: Actor, workspace_id: str, user_id: str) -> None:
-        """Take a person's role. Their API keys of the workspace are revoked.
+        """Take a person's role. Their API keys of the workspace and their logins on command lines
+        end.
 
         Raises NotFoundError, ForbiddenError, ConflictError (the last owner).
         """
@@ -215,7 +217,8 @@ def sync_groups(change: Change, user: UserRow, roles: Mapping[str, Role]) -> Non
 
 
 def remove(change: Change, actor: Actor | None, member: MemberRow) -> None:
-    """Take a role, and revoke the API keys that its holder has in the workspace."""
+    """Take a role, revoke the API keys that its holder has in the workspace, and end logins."""
+    end_logins(change.session, member.user_id)
     for key in change.session.scalars(
         select(ApiKeyRow).where(
             ApiKeyRow.user_id == member.user_id,

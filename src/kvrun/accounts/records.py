@@ -72,11 +72,22 @@ class KeyRecord:
 
 @dataclass(frozen=True, slots=True)
 class SignIn:
-    """A sign-in that was just opened. ``token`` is the cookie's value, known to nobody else."""
+    """A sign-in that was just opened. ``token`` is the cookie's value, or what a command line
+    sends, known to nobody else."""
 
     token: str
     csrf_token: str
     user_id: str
+    expires_at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Login:
+    """A command line on which a person is logged in. ``id`` opens nothing."""
+
+    id: str
+    created_at: int
+    seen_at: int
     expires_at: int
 
 
@@ -87,7 +98,7 @@ class Approval:
     ``agreed`` is None until somebody decided. It can be used once, before ``expires_at``.
     ``tenants`` and ``sessions`` are what the plan would reach when it was asked for; ``subject`` is
     the label that it is about, if it is about one. ``token`` is the plan's where ``plan`` is only
-    its digest.
+    its digest. ``reason`` is why it was refused, where somebody said so.
     """
 
     id: str
@@ -107,6 +118,7 @@ class Approval:
     sessions: int | None = None
     subject: str = ""
     token: str = field(default="", repr=False)
+    reason: str = ""
 
     def usable(self, person_id: str | None, now: float) -> bool:
         """Whether that person can erase with it now (seconds since 1970)."""

@@ -1,6 +1,7 @@
-"""Signed-in browsers: opened, recognised, ended."""
+"""Signed-in browsers, and command lines that a browser let in: opened, recognised, ended."""
 
 from sqlalchemy import delete
+from sqlalchemy.orm import Session
 
 from kvrun.accounts.actor import Actor, ActorKind
 from kvrun.accounts.errors import UnauthenticatedError
@@ -8,8 +9,11 @@ from kvrun.accounts.events import AccessEventKind
 from kvrun.accounts.part import NOTE_USE_EVERY_S, Change, Part
 from kvrun.accounts.records import SignIn
 from kvrun.accounts.roles import roles_of
-from kvrun.accounts.tables import SignInRow, UserRow
+from kvrun.accounts.tables import LoginCodeRow, SignInRow, UserRow
 from kvrun.accounts.tokens import MAX_TOKEN_CHARS, csrf_of, hash_token, make_token
+
+LOGIN_METHOD = "terminal"
+"""The method of a command line's login; no other sign-in has it."""
 
 
 class SignIns(Part):
@@ -31,15 +35,20 @@ class SignIns(Part):
         """Who is signed in with this token, with the roles of now.
 
         ``note_use`` off: a page that only looks whether the sign-in still holds does not prolong
-        it.
+        it. A command line's login is none of a browser's.
         Raises UnauthenticatedError when nobody is, or no more.
         """
+        return self._actor_of(token, login=False, note_use=note_use)
+
+    def _actor_of(self, token: str, *, login: bool, note_use: bool = True) -> Actor:
         if not 0 < len(token) <= MAX_TOKEN_CHARS:
             raise _nobody()
         digest, now = hash_token(token), int(self._now())
         with self._database.reading() as session:
             row = session.get(SignInRow, digest)
-            if row is None or not self._holds(row, now):
+            if row is None or (row.method == LOGIN_METHOD) is not login:
+                raise _nobody()
+            if not self._holds(row, now):
                 raise _nobody()
             user = session.get_one(UserRow, row.user_id)
             actor = Actor(
@@ -48,6 +57,7 @@ class SignIns(Part):
                 kind=ActorKind.LOCAL_OWNER if user.is_local_owner else ActorKind.USER,
                 roles=roles_of(session, user),
                 person=user.id,
+                login_expires_at=row.expires_at if login else None,
             )
             seen_at = row.seen_at
         if note_use and now - seen_at >= NOTE_USE_EVERY_S:
@@ -66,8 +76,9 @@ class SignIns(Part):
                 change.note(AccessEventKind.SIGNED_OUT, None, None, row.user_id)
 
     def close_all_sign_ins(self, actor: Actor) -> None:
-        """Sign the actor out everywhere."""
+        """Sign the actor out everywhere, on command lines too."""
         with self._changing() as change:
+            end_logins(change.session, actor.id)
             change.session.execute(delete(SignInRow).where(SignInRow.user_id == actor.id))
             change.note(AccessEventKind.SIGNED_OUT, actor, None, actor.id, "everywhere")
 
@@ -75,7 +86,17 @@ class SignIns(Part):
         """What a page has to send back in ``X-CSRF-Token`` with everything that changes."""
         return csrf_of(token)
 
-    def _open(self, change: Change, user_id: str, method: str, previous: str | None) -> SignIn:
+    def _open(
+        self,
+        change: Change,
+        user_id: str,
+        method: str,
+        previous: str | None,
+        *,
+        prefix: str = "",
+        until: int | None = None,
+    ) -> SignIn:
+        """``until``: when it ends at the latest, where that is before everybody's sign-in does."""
         user = change.session.get(UserRow, user_id)
         if user is None:
             raise _nobody()
@@ -89,14 +110,15 @@ class SignIns(Part):
             change.session.execute(
                 delete(SignInRow).where(SignInRow.token_sha256 == hash_token(previous))
             )
-        token = make_token(self._random_bytes)
+        token = prefix + make_token(self._random_bytes)
+        last = change.now + self._limits.absolute_s
         row = SignInRow(
             token_sha256=hash_token(token),
             user_id=user.id,
             method=method,
             created_at=change.now,
             seen_at=change.now,
-            expires_at=change.now + self._limits.absolute_s,
+            expires_at=last if until is None else min(until, last),
         )
         change.session.add(row)
         user.last_sign_in_at = change.now
@@ -105,6 +127,14 @@ class SignIns(Part):
 
     def _holds(self, row: SignInRow, now: int) -> bool:
         return now < row.expires_at and now - row.seen_at < self._limits.idle_s
+
+
+def end_logins(session: Session, user_id: str) -> None:
+    """End a person's logins on command lines, also those that are on their way."""
+    session.execute(delete(LoginCodeRow).where(LoginCodeRow.user_id == user_id))
+    session.execute(
+        delete(SignInRow).where(SignInRow.user_id == user_id, SignInRow.method == LOGIN_METHOD)
+    )
 
 
 def _nobody() -> UnauthenticatedError:

@@ -111,7 +111,7 @@ class ApiKeyRow(Base):
 
 
 class SignInRow(Base):
-    """A signed-in browser, found by the hash of its token."""
+    """A signed-in browser, or a command line's login, found by the hash of its token."""
 
     __tablename__ = "sign_ins"
 
@@ -147,6 +147,22 @@ class OidcFlowRow(Base):
     created_at: Mapped[int] = mapped_column(BigInteger, index=True)
 
 
+class LoginCodeRow(Base):
+    """A code with which one command line gets its login; gone when it was shown once.
+
+    ``challenge`` (PKCE, S256) binds it to the command line that asked. ``until`` is when the login
+    ends at the latest.
+    """
+
+    __tablename__ = "login_codes"
+
+    code_sha256: Mapped[str] = mapped_column(String(64), primary_key=True)
+    user_id: Mapped[str] = mapped_column(ForeignKey("users.id"), index=True)
+    challenge: Mapped[str] = mapped_column(String(64))
+    created_at: Mapped[int] = mapped_column(BigInteger)
+    until: Mapped[int] = mapped_column(BigInteger)
+
+
 class ApprovalRow(Base):
     """A request for a second person's word. ``plan`` is the token of the plan that it is for, or
     its digest where the token is longer; then ``token`` has it."""
@@ -170,3 +186,4 @@ class ApprovalRow(Base):
     sessions: Mapped[int | None] = mapped_column(BigInteger)
     subject: Mapped[str | None] = mapped_column(String(320))
     token: Mapped[str | None] = mapped_column(Text)
+    reason: Mapped[str | None] = mapped_column(String(500))

@@ -21,6 +21,11 @@ def make_token(random_bytes: RandomBytes) -> str:
     return base64.urlsafe_b64encode(random_bytes(32)).rstrip(b"=").decode()
 
 
+def make_code(random_bytes: RandomBytes) -> str:
+    """A new code that people can type: 80 random bits as 16 of a-z and 2-7."""
+    return base64.b32encode(random_bytes(10)).decode().lower()
+
+
 def hash_token(token: str) -> str:
     """The hex SHA-256 that is kept in place of a secret.
 

@@ -9,13 +9,16 @@ from fastapi.security import APIKeyCookie, HTTPAuthorizationCredentials, HTTPBea
 
 from kvrun.accounts.actor import Actor
 from kvrun.accounts.errors import ForbiddenError, UnauthenticatedError
+from kvrun.accounts.logins import LOGIN_PREFIX
 from kvrun.api.cookies import session_token
 from kvrun.api.guard import SAFE_METHODS
 from kvrun.api.services import Services
 
 CSRF_HEADER = "X-CSRF-Token"
 _bearer = HTTPBearer(
-    auto_error=False, scheme_name="apiKey", description="An API key of the control plane."
+    auto_error=False,
+    scheme_name="apiKey",
+    description="An API key of the control plane, or a person's login on a command line.",
 )
 _cookie = APIKeyCookie(
     name="kvrun",
@@ -75,7 +78,8 @@ def current_actor(
     key: Annotated[HTTPAuthorizationCredentials | None, Security(_bearer)],
     _: Annotated[str | None, Security(_cookie)],
 ) -> Actor:
-    """Who asks: the holder of the API key, else whoever signed in with this browser.
+    """Who asks: the holder of the API key, the person who logged a command line in, else whoever
+    signed in with this browser.
 
     A request with an ``Authorization`` header is judged by that alone. Raises
     UnauthenticatedError and ForbiddenError.
@@ -83,6 +87,8 @@ def current_actor(
     if "authorization" in request.headers:
         if key is None:
             raise UnauthenticatedError("the Authorization header holds no API key")
+        if key.credentials.startswith(LOGIN_PREFIX):
+            return services.accounts.actor_of_login(key.credentials)
         return services.accounts.authenticate_key(key.credentials)
     session = read_session(request, services)
     if session is None:
@@ -92,6 +98,11 @@ def current_actor(
     if request.method not in SAFE_METHODS:
         check_csrf(session, request.headers.get(CSRF_HEADER, ""))
     return session.actor
+
+
+def bearer_of(request: Request) -> str:
+    """The credential of the ``Authorization`` header that was taken; empty where there is none."""
+    return request.headers.get("authorization", "").partition(" ")[2].strip()
 
 
 ActorNow = Annotated[Actor, Depends(current_actor)]

@@ -31,11 +31,13 @@ from kvrun.cli import (
     init,
     instance,
     keys,
+    login,
     policy,
     remote_commands,
     requests,
     residency,
     run_one,
+    second_person,
     service_accounts,
     status,
     trust,
@@ -105,6 +107,9 @@ app.command("gateway")(run_one.gateway)
 app.command("status")(status.status)
 app.command("demo")(demo.demo)
 app.command("verify")(verify.verify_command)
+app.command("login")(login.login)
+app.command("logout")(login.logout)
+app.command("logins")(login.logins)
 app.add_typer(apikeys.app, name="apikeys")
 app.add_typer(audit.app, name="audit")
 app.add_typer(bench.app, name="bench")
@@ -128,6 +133,9 @@ erase.app.command("user")(erase_user.user)
 erase.app.command("workspace")(erase_wide.workspace)
 erase.app.command("account")(erase_wide.account)
 erase.app.command("tenants")(erase_wide.tenants)
+erase.app.command("requests")(second_person.requests)
+erase.app.command("approve")(second_person.approve)
+erase.app.command("refuse")(second_person.refuse)
 app.add_typer(erase.app, name="erase")
 app.add_typer(finetune.app, name="finetune")
 app.add_typer(doctor.app, name="doctor")

@@ -10,6 +10,7 @@ from typing import Annotated, TypeVar
 import typer
 from rich.text import Text
 
+from kvrun.cli.login_file import kept_logins
 from kvrun.cli.options import console, print_json, table
 from kvrun.client import AddressError, Client, NotFoundError
 from kvrun.client.address import DEFAULT_URL, KEY_VARIABLE, URL_VARIABLE
@@ -64,8 +65,13 @@ def write_private(path: Path, data: bytes, *, new: bool = False) -> None:
 
 
 def connect(api_url: str, key_file: Path | None) -> Client:
-    """A client for the control plane. Raises KvrunError without a key that can be used."""
-    return Client(api_url, read_key(key_file))
+    """A client for the control plane: with the key of the file or the environment, else with the
+    person's login there. Raises KvrunError without one that can be used."""
+    key = read_key(key_file)
+    if key is None and not os.environ.get(KEY_VARIABLE):
+        kept = kept_logins().get(api_url.rstrip("/"))
+        key = kept.token if kept is not None else None
+    return Client(api_url, key)
 
 
 def read_key(file: Path | None) -> str | None:

@@ -32,6 +32,7 @@ from kvrun.cli.remote import (
     the_deployment,
     the_workspace,
 )
+from kvrun.cli.second_person import state, what
 from kvrun.client import Client
 from kvrun.client.results.evidence import Erased
 
@@ -218,7 +219,8 @@ def approvals(
     api_key_file: ApiKeyFile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show requests for a second person's word. People agree in the console, as themselves.
+    """Show requests for a second person's word. People agree as themselves, in the console or with
+    `kvrun erase approve`.
 
     Example: kvrun remote approvals --workspace acme
     """
@@ -230,12 +232,12 @@ def approvals(
         ("id", "what", "users", "sessions", "asked", "until", "state"),
         lambda a: (
             a.id,
-            f"{a.operation.replace('_', ' ')} {a.subject or a.deployment_id or ''}".strip(),
+            what(a),
             "-" if a.tenants is None else str(a.tenants),
             "-" if a.sessions is None else str(a.sessions),
             moment(a.asked_at),
             moment(a.expires_at),
-            "used" if a.taken_at else _STATES[a.agreed],
+            state(a),
         ),
     )
 
@@ -257,9 +259,6 @@ def refuse(
         print_json(done)
     else:
         typer.echo(f"approval {done.id} is refused: nothing is erased")
-
-
-_STATES = {None: "waits", True: "agreed", False: "refused"}
 
 
 def _show_erased(done: Erased, opening: Path | None) -> None:

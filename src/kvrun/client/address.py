@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Generator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
 from urllib.parse import urlsplit
 
@@ -24,18 +24,35 @@ class AddressError(ClientError):
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """The control plane's origin without a slash at its end, and the API key; see ``address``."""
+    """The control plane's origin without a slash at its end, and the API key or a login's token
+    (empty: none is sent); see ``address`` and ``origin``."""
 
     url: str
     loopback: bool
-    key: str = field(repr=False)
+    key: str = field(default="", repr=False)
 
 
 def address(url: str | None, key: str | None) -> Address:
     """What was given, else what the environment says, else the usual address on this machine.
 
-    Raises AddressError for an address over which a key must not travel, and without a key.
+    ``key`` may be the token of a person's login. Raises AddressError for an address over which a
+    key must not travel, and without a key.
     """
+    place = origin(url)
+    secret = (key or os.environ.get(KEY_VARIABLE) or "").strip()
+    if not secret:
+        raise AddressError(
+            "no API key for the control plane",
+            hint=f"Set {KEY_VARIABLE}, or pass one. `kvrun apikeys create` and the console make"
+            " keys; `kvrun login` lets a person act without one.",
+        )
+    if not (secret.isascii() and secret.isprintable() and " " not in secret):
+        raise AddressError("the API key holds characters that no key has", hint="Copy it again.")
+    return replace(place, key=secret)
+
+
+def origin(url: str | None) -> Address:
+    """The address alone, by the same rules: for what needs no key. Raises AddressError."""
     chosen = (url or os.environ.get(URL_VARIABLE) or DEFAULT_URL).rstrip("/")
     try:
         parts = urlsplit(chosen)
@@ -51,27 +68,19 @@ def address(url: str | None, key: str | None) -> Address:
         raise AddressError(
             f"{chosen[:200]!r} would send the API key over the network unencrypted", hint=_ALLOWED
         )
-    secret = (key or os.environ.get(KEY_VARIABLE) or "").strip()
-    if not secret:
-        raise AddressError(
-            "no API key for the control plane",
-            hint=f"Set {KEY_VARIABLE}, or pass one. `kvrun apikeys create` and the console make"
-            " keys.",
-        )
-    if not (secret.isascii() and secret.isprintable() and " " not in secret):
-        raise AddressError("the API key holds characters that no key has", hint="Copy it again.")
-    return Address(chosen, loopback, secret)
+    return Address(chosen, loopback)
 
 
 class KeyAuth(httpx.Auth):
     """Shows the key; given explicitly so that no ``.netrc`` takes its place."""
 
     def __init__(self, place: Address) -> None:
-        self._header = f"Bearer {place.key}"
+        self._header = f"Bearer {place.key}" if place.key else ""
 
     def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response]:
         """Add the header to the one request."""
-        request.headers["Authorization"] = self._header
+        if self._header:
+            request.headers["Authorization"] = self._header
         yield request
 
 

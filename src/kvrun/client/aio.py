@@ -56,6 +56,13 @@ class AsyncApiKeys(AsyncGroup):
     revoke = async_answer(p.revoke_api_key)
 
 
+class AsyncLogins(AsyncGroup):
+    """A person's logins on command lines; ``kvrun.client.login`` makes one."""
+
+    list = async_items(p.list_logins)
+    end = async_answer(p.end_login)
+
+
 class AsyncApprovals(AsyncGroup):
     """Second persons' words."""
 
@@ -211,6 +218,7 @@ class AsyncClient(AsyncGroup):
     """
 
     me = async_answer(p.me)
+    sign_out = async_answer(p.sign_out)
 
     def __init__(
         self,
@@ -237,6 +245,7 @@ class AsyncClient(AsyncGroup):
         self.members = AsyncMembers(link)
         self.service_accounts = AsyncServiceAccounts(link)
         self.api_keys = AsyncApiKeys(link)
+        self.logins = AsyncLogins(link)
         self.approvals = AsyncApprovals(link)
         self.deployments = AsyncDeployments(link)
         self.users = AsyncUsers(link)

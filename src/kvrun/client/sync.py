@@ -56,6 +56,13 @@ class ApiKeys(Group):
     revoke = answer(p.revoke_api_key)
 
 
+class Logins(Group):
+    """A person's logins on command lines; ``kvrun.client.login`` makes one."""
+
+    list = items(p.list_logins)
+    end = answer(p.end_login)
+
+
 class Approvals(Group):
     """Second persons' words."""
 
@@ -202,7 +209,8 @@ class Client(Group):
     """The control plane's API, waiting for each answer. Safe between threads.
 
     ``url`` and ``api_key`` come from ``KVRUN_API_URL`` and ``KVRUN_API_KEY`` where they are not
-    given; without either the address is http://127.0.0.1:8090. ``timeout_s`` bounds how long an
+    given; without either the address is http://127.0.0.1:8090. A person's login takes the place of
+    an API key. ``timeout_s`` bounds how long an
     answer may take; erasing and collecting may take longer. ``verify`` is an ``ssl.SSLContext`` for
     an authority of your own.
 
@@ -211,6 +219,7 @@ class Client(Group):
     """
 
     me = answer(p.me)
+    sign_out = answer(p.sign_out)
 
     def __init__(
         self,
@@ -237,6 +246,7 @@ class Client(Group):
         self.members = Members(link)
         self.service_accounts = ServiceAccounts(link)
         self.api_keys = ApiKeys(link)
+        self.logins = Logins(link)
         self.approvals = Approvals(link)
         self.deployments = Deployments(link)
         self.users = Users(link)

@@ -18,6 +18,7 @@ from kvrun.console import (
     keys,
     labels,
     listing,
+    login,
     members,
     policy,
     signin,
@@ -50,6 +51,7 @@ _ROUTERS = (
     joint_runs.router,
     members.router,
     keys.router,
+    login.router,
     workspace.router,
 )
 _Name = Annotated[str, Path(max_length=100, pattern=r"^[a-z0-9.-]+$")]

@@ -45,6 +45,7 @@ SAID: Mapping[str, str] = {
     "service": "The service account was made. Make an API key for it.",
     "service-deleted": "The service account and its keys are gone.",
     "revoked": "The key is revoked.",
+    "login-ended": "That command line is logged out.",
     "workspace": "The workspace was made.",
     "detached": "The deployment is forgotten here. Whoever runs it keeps its keys and data.",
     "signed-out": "You are signed out.",

@@ -132,6 +132,7 @@ def _page(
             *((item.id, item.spec.name) for item in deployments if not item.read_only),
         ],
         holders=[("", "Me"), *((item.id, item.name) for item in services)] if may_manage else [],
+        logins=accounts.list_logins(actor),
         may_make=desk.may(Permission.KEYS, workspace_id),
         may_manage=may_manage,
         values=form.values,

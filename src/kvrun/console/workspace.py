@@ -94,7 +94,10 @@ def post_approve(change: ChangeNow, workspace_id: WorkspaceId, approval_id: Item
 @router.post(_PLACE + "/approvals/{approval_id}/refuse")
 def post_refuse(change: ChangeNow, workspace_id: WorkspaceId, approval_id: ItemId) -> Response:
     """Do not agree, or take the request back."""
-    change.desk.services.accounts.refuse_approval(change.desk.actor, workspace_id, approval_id)
+    reason = " ".join(change.form.values.get("reason", "").split())
+    change.desk.services.accounts.refuse_approval(
+        change.desk.actor, workspace_id, approval_id, reason
+    )
     return go(f"{base_of(workspace_id)}/approvals", "refused")
 
 

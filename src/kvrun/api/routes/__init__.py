@@ -13,6 +13,7 @@ from kvrun.api.routes import (
     isolation,
     joint_erasures,
     lifecycle,
+    logins,
     members,
     policies,
     policy_push,
@@ -25,6 +26,7 @@ from kvrun.api.routes import (
 
 ROUTERS = (
     sign_in.router,
+    logins.router,
     workspaces.router,
     members.router,
     api_keys.router,

@@ -134,6 +134,16 @@ class ApprovalAsked(BaseModel):
     token: str = Field(min_length=1, max_length=200, description="Of the plan to agree to.")
 
 
+class Refusal(BaseModel):
+    """Why a second person does not agree."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    reason: str = Field(
+        default="", max_length=500, description="One line for whoever asked; no end user's id."
+    )
+
+
 class ApprovalView(BaseModel):
     """A request for a second person's word. Times are seconds since 1970."""
 
@@ -153,6 +163,7 @@ class ApprovalView(BaseModel):
     taken_at: int | None
     tenants: int | None = Field(description="What the plan would reach when it was asked for.")
     sessions: int | None
+    reason: str = Field(description="Why it was refused, where that was said.")
 
 
 @router.post(_ERASURES + "/plan", summary="Plan an erasure")
@@ -245,16 +256,23 @@ def list_approvals(
 def approve(
     services: ServicesNow, actor: ActorNow, workspace_id: WorkspaceId, approval_id: ItemId
 ) -> ApprovalView:
-    """For a signed-in person who did not ask."""
+    """For a person who did not ask, signed in here or logged in on a command line."""
     return approval_view(services.accounts.approve(actor, workspace_id, approval_id))
 
 
 @router.post(_APPROVALS + "/{approval_id}/refuse", summary="Refuse as the second person")
 def refuse_approval(
-    services: ServicesNow, actor: ActorNow, workspace_id: WorkspaceId, approval_id: ItemId
+    services: ServicesNow,
+    actor: ActorNow,
+    workspace_id: WorkspaceId,
+    approval_id: ItemId,
+    asked: Refusal | None = None,
 ) -> ApprovalView:
     """Whoever asked may take the request back so."""
-    return approval_view(services.accounts.refuse_approval(actor, workspace_id, approval_id))
+    reason = asked.reason if asked is not None else ""
+    return approval_view(
+        services.accounts.refuse_approval(actor, workspace_id, approval_id, reason)
+    )
 
 
 def plan_view(counted: Plan, *, needs_approval: bool = False) -> PlanView:

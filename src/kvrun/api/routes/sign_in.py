@@ -14,7 +14,7 @@ from kvrun.accounts.errors import NotFoundError, SignInError
 from kvrun.accounts.permissions import sees
 from kvrun.accounts.records import SignIn
 from kvrun.api import cookies
-from kvrun.api.dependencies import ActorNow, ServicesNow, read_session
+from kvrun.api.dependencies import ActorNow, ServicesNow, bearer_of, read_session
 from kvrun.api.services import Services
 from kvrun.errors import KvrunError
 
@@ -149,12 +149,17 @@ def sign_out(
     response: Response,
     services: ServicesNow,
     actor: ActorNow,
-    everywhere: Annotated[bool, Query(description="In every browser of the person.")] = False,
+    everywhere: Annotated[
+        bool, Query(description="In every browser and on every command line of the person.")
+    ] = False,
 ) -> None:
-    """Ends the browser's sign-in."""
+    """Ends the browser's sign-in, or the command line's login."""
     if everywhere and actor.kind in (ActorKind.USER, ActorKind.LOCAL_OWNER):
         services.accounts.close_all_sign_ins(actor)
-    end_session(request, response, services)
+    if actor.login_expires_at is not None:
+        services.accounts.close_sign_in(bearer_of(request))
+    else:
+        end_session(request, response, services)
 
 
 @router.get("/me", summary="Who the caller is")

@@ -1,14 +1,16 @@
-"""Workspaces, members, service accounts, API keys and approvals."""
+"""Workspaces, members, service accounts, API keys, logins and approvals."""
 
 from collections.abc import Sequence
 
-from kvrun.client.call import LONG_S, Call, Listing, given, listing, path
+from kvrun.client.call import LONG_S, Call, Listing, given, listing, path, query
 from kvrun.client.results.people import (
     ApiKey,
     Approval,
+    Login,
     Me,
     Member,
     NewApiKey,
+    NewLogin,
     ServiceAccount,
     Workspace,
 )
@@ -120,6 +122,26 @@ def revoke_api_key(workspace_id: str, key_id: str) -> Call[ApiKey]:
     return Call("DELETE", place, ApiKey, repeatable=True)
 
 
+def finish_login(code: str, verifier: str) -> Call[NewLogin]:
+    """Log a command line in with the code of the console's page; see ``kvrun.client.login``."""
+    return Call("POST", "/logins", NewLogin, body={"code": code, "verifier": verifier})
+
+
+def list_logins() -> Listing[Login]:
+    """The command lines on which the person is logged in, the latest first."""
+    return listing("/logins", Login)
+
+
+def end_login(login_id: str) -> Call[None]:
+    """End one of one's own logins at once."""
+    return Call("DELETE", path("logins", login_id), None)
+
+
+def sign_out(*, everywhere: bool = False) -> Call[None]:
+    """End this login; ``everywhere``: the person's browsers and other command lines too."""
+    return Call("POST", "/sign-out", None, query=query(everywhere=everywhere))
+
+
 def ask_approval(workspace_id: str, deployment_id: str, token: str) -> Call[Approval]:
     """Ask a second person to agree to the erasure of a deployment, by its plan's token."""
     body = {"deployment_id": deployment_id, "token": token}
@@ -132,14 +154,13 @@ def list_approvals(workspace_id: str) -> Listing[Approval]:
 
 
 def approve(workspace_id: str, approval_id: str) -> Call[Approval]:
-    """Agree as the second person: for people who signed in and did not ask."""
+    """Agree as the second person: for people who logged in and did not ask."""
     return Call(
         "POST", path("workspaces", workspace_id, "approvals", approval_id, "approve"), Approval
     )
 
 
-def refuse_approval(workspace_id: str, approval_id: str) -> Call[Approval]:
-    """Refuse as the second person, or take one's own request back."""
-    return Call(
-        "POST", path("workspaces", workspace_id, "approvals", approval_id, "refuse"), Approval
-    )
+def refuse_approval(workspace_id: str, approval_id: str, *, reason: str = "") -> Call[Approval]:
+    """Refuse as the second person, or take one's own request back; ``reason``: why, in a line."""
+    place = path("workspaces", workspace_id, "approvals", approval_id, "refuse")
+    return Call("POST", place, Approval, body={"reason": reason})

@@ -80,6 +80,27 @@ class NewApiKey(msgspec.Struct, frozen=True, kw_only=True):
         return f"NewApiKey(key={self.key!r}, secret=...)"
 
 
+class Login(msgspec.Struct, frozen=True, kw_only=True):
+    """A command line on which one is logged in; ``id`` opens nothing."""
+
+    id: str
+    created_at: int
+    seen_at: int
+    expires_at: int
+
+
+class NewLogin(msgspec.Struct, frozen=True, kw_only=True):
+    """A login and its ``token``, which takes the place of an API key until it ends."""
+
+    token: str
+    user_id: str
+    name: str
+    expires_at: int
+
+    def __repr__(self) -> str:
+        return f"NewLogin(user_id={self.user_id!r}, expires_at={self.expires_at}, token=...)"
+
+
 class Approval(msgspec.Struct, frozen=True, kw_only=True):
     """A request for a second person's word; ``agreed`` is None until somebody decided."""
 
@@ -97,3 +118,4 @@ class Approval(msgspec.Struct, frozen=True, kw_only=True):
     tenants: int | None = None
     sessions: int | None = None
     subject: str = ""
+    reason: str = ""
