@@ -18,7 +18,10 @@ from playwright.sync_api import Browser, expect
 
 from api.policy_stage import connect
 from deployments.deploy_rig import Users
+from kvrun.accounts.errors import UnauthenticatedError
 from kvrun.api import finetunes
+from kvrun.cli.login_listener import LoginListener
+from kvrun.client.login import begin_login, finish_login
 from kvrun.control.plane import ControlPlane
 from kvrun.deployments.launcher import Site
 from kvrun.deployments.local import up_command
@@ -92,6 +95,37 @@ def test_the_demo_story_with_a_real_engine_in_chromium(
         audit(tab, place)
         tamper(tab, stage, deployment, base, place)
         delete(tab, stage, deployment, base, place, certificate)
+
+
+def test_a_command_line_is_let_in_in_chromium(tab: Tab, stage: Stage) -> None:
+    """The code comes to the listener through a real browser, and by hand from the page."""
+    page, accounts = tab.page, stage.services.accounts
+    opened = accounts.claim_owner_link(stage.owner_link())
+    page.context.add_cookies([{"name": "kvrun", "value": opened.token, "url": stage.url}])
+    with LoginListener() as listener, ThreadPoolExecutor(1) as pool:
+        begun = begin_login(stage.url, redirect_uri=listener.url)
+        waiting = pool.submit(listener.wait, begun.state, 60)
+        page.goto(begun.page)
+        tab.keep("62-login")
+        page.get_by_role("button", name="Allow", exact=True).click()
+        code = waiting.result()
+        expect(page.get_by_text("Go back to the command line")).to_be_visible()
+        assert page.url.startswith(listener.url)
+    told = f"foreign request: {listener.url}"
+    tab.problems[:] = [problem for problem in tab.problems if not problem.startswith(told)]
+    assert finish_login(stage.url, code, begun.verifier).name == "local owner"
+    pasted = begin_login(stage.url, hours=8)
+    page.goto(pasted.page)
+    expect(page.get_by_label("For")).to_have_value("8")
+    page.get_by_role("button", name="Allow", exact=True).click()
+    tab.keep("63-login-code")
+    code = page.locator("#code").inner_text()
+    login = finish_login(stage.url, code, pasted.verifier)
+    tab.open(f"/workspaces/{stage.workspace_id}/keys")
+    page.get_by_role("button", name="End now").first.click()
+    page.get_by_role("button", name="End now").first.click()
+    with pytest.raises(UnauthenticatedError):
+        accounts.actor_of_login(login.token)
 
 
 def make_key(tab: Tab, base: str) -> str:

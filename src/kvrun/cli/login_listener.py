@@ -13,6 +13,10 @@ _READ_S = 5
 _ALLOWED = "Done. Go back to the command line; this page can be closed."
 _REFUSED = "Not allowed. The command line got nothing; this page can be closed."
 _STRANGE = "This is not the answer that the command line waits for."
+_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>kvrun login</title>
+<link rel="icon" href="data:,"></head><body><p>{}</p></body></html>
+"""
 
 
 class LoginRefusedError(KvrunError):
@@ -78,9 +82,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         status, text = self.server.answer_to(self.path)
-        body = text.encode()
+        body = _PAGE.format(text).encode()
         self.send_response(status)
-        self.send_header("Content-Type", "text/plain; charset=utf-8")
+        self.send_header("Content-Type", "text/html; charset=utf-8")
         self.send_header("Content-Length", str(len(body)))
         self.send_header("Referrer-Policy", "no-referrer")
         self.end_headers()
