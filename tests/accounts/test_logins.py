@@ -155,6 +155,10 @@ def test_a_removed_person_is_logged_out_and_stays_so(site: Site) -> None:
 def test_signing_out_everywhere_ends_logins_and_codes_too(site: Site) -> None:
     olga = site.member("olga", Role.OWNER)
     token = log_in(site, "olga")
+    browser = site.sign_in("olga").token
+    given_up = allow(site, browser)
+    site.accounts.close_sign_in(browser)
+    refused(site, given_up)
     on_its_way = allow(site, site.sign_in("olga").token)
     site.accounts.close_all_sign_ins(olga)
     ended(site, token)

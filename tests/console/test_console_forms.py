@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from urllib.parse import unquote, urlencode
 
+import httpx
 import pytest
 from console_rig import Reader, base, console_world
 from page_check import check
 
 from api.api_rig import World
-from kvrun.accounts import Accounts, Role, Scope
+from kvrun.accounts import Accounts, OidcStart, Role, Scope
 from kvrun.accounts.errors import ForbiddenError
 from kvrun.deployments.model import DeploymentSpec
 
@@ -105,6 +107,34 @@ async def test_a_deployment_is_rebuilt_with_another_specification(
     assert found.spec.labels == {"team": "sales"}
     assert found.spec.settings == {"engine.max_num_seqs": 16, "engine.enforce_eager": True}
     assert found.spec.multi_tenant
+
+
+async def test_who_signs_in_at_the_provider_comes_back_to_the_page_that_was_asked_for(
+    short_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with console_world(short_folder, OIDC) as world:
+        person = world.person("ada@example.com", Role.ADMIN).user_id
+        opened = world.services.accounts.open_sign_in(person, method="oidc")
+        start = OidcStart("https://login.example.com/authorize", "browser")
+        monkeypatch.setattr(Accounts, "begin_oidc", lambda *_: start)
+        monkeypatch.setattr(Accounts, "finish_oidc", lambda *_, **__: opened)
+        nobody = Reader(world.nobody)
+        asked = '/login?challenge=c&redirect_uri=http://127.0.0.1:1/&x=";,'
+        for wanted, found in ((asked, asked), ("//evil.example", "/"), ("https://evil", "/")):
+            page = await nobody.get(f"/sign-in?{urlencode({'next': wanted})}")
+            (link,) = (link for link in page.links if "/oidc" in link)
+            begun = await nobody.ask("GET", link)
+            assert begun.headers["location"] == start.url
+            given = "; ".join(cookie.split(";")[0] for cookie in cookies_of(begun))
+            back = await nobody.ask("GET", CALLBACK, headers={"Cookie": given})
+            assert unquote(back.headers["location"]) == found
+            assert any("kvrun-back=" in c and "Max-Age=0" in c for c in cookies_of(back))
+        planted = {"Cookie": "kvrun-back=//evil.example"}
+        assert (await nobody.ask("GET", CALLBACK, headers=planted)).headers["location"] == "/"
+
+
+def cookies_of(answer: httpx.Response) -> list[str]:
+    return answer.headers.get_list("set-cookie")
 
 
 async def test_a_sign_in_that_fails_is_said_on_a_page_with_what_to_do_next(

@@ -93,7 +93,7 @@ async def test_a_configured_provider_is_offered_first(short_folder: Path) -> Non
     with console_world(short_folder, text) as world:
         page = await Reader(world.nobody).get("/sign-in")
     assert "Continue to login.example.com" in page.said
-    assert "/api/v1/sign-in/oidc" in page.links
+    assert "/api/v1/sign-in/oidc?next=/" in page.links
     assert "break-glass" in page.said
 
 

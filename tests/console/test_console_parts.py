@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
+from kvrun.api.cookies import local_address
 from kvrun.console import charts, words
 from kvrun.console.audit import tone_of
-from kvrun.console.desk import local_address
 from kvrun.console.forms import Form
 from kvrun.console.live import event
 from kvrun.console.progress import progress

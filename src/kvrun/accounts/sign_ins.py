@@ -68,11 +68,16 @@ class SignIns(Part):
         return actor
 
     def close_sign_in(self, token: str) -> None:
-        """Sign out. An unknown token changes nothing."""
+        """Sign out; a code for a command line that waits is none any more. An unknown token
+        changes nothing.
+        """
         with self._changing() as change:
             row = change.session.get(SignInRow, hash_token(token[: MAX_TOKEN_CHARS + 1]))
             if row is not None:
                 change.session.delete(row)
+                change.session.execute(
+                    delete(LoginCodeRow).where(LoginCodeRow.user_id == row.user_id)
+                )
                 change.note(AccessEventKind.SIGNED_OUT, None, None, row.user_id)
 
     def close_all_sign_ins(self, actor: Actor) -> None:

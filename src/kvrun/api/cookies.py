@@ -1,12 +1,21 @@
 """The cookies of a browser that is signed in, or on its way."""
 
+import re
+from urllib.parse import quote, unquote
+
 from starlette.requests import Request
 from starlette.responses import Response
 
 from kvrun.accounts.oidc_sign_ins import FLOW_LASTS_S
 from kvrun.config.control import ControlSection
 
-_SESSION, _FLOW = "kvrun", "kvrun-flow"
+_SESSION, _FLOW, _BACK = "kvrun", "kvrun-flow", "kvrun-back"
+_LOCAL = re.compile(r"/(?![/\\])[\x21-\x5b\x5d-\x7e]*")
+
+
+def local_address(given: str) -> str:
+    """An address of ours, from what anybody may have written."""
+    return given if len(given) <= 1000 and _LOCAL.fullmatch(given) else "/"
 
 
 def session_token(request: Request, settings: ControlSection) -> str:
@@ -29,14 +38,21 @@ def flow_token(request: Request, settings: ControlSection) -> str:
     return request.cookies.get(_name(_FLOW, settings), "")
 
 
-def put_flow(response: Response, settings: ControlSection, token: str) -> None:
-    """Bind a sign-in at the identity provider to this browser."""
+def put_flow(response: Response, settings: ControlSection, token: str, back: str) -> None:
+    """Bind a sign-in at the identity provider to this browser, which then goes on to ``back``."""
     _put(response, settings, _FLOW, token, FLOW_LASTS_S)
+    _put(response, settings, _BACK, quote(local_address(back), safe="/"), FLOW_LASTS_S)
+
+
+def flow_back(request: Request, settings: ControlSection) -> str:
+    """Where the browser was when it began; an address of ours."""
+    return local_address(unquote(request.cookies.get(_name(_BACK, settings), "/")))
 
 
 def drop_flow(response: Response, settings: ControlSection) -> None:
     """Forget the binding."""
-    _put(response, settings, _FLOW, "", 0)
+    for name in (_FLOW, _BACK):
+        _put(response, settings, name, "", 0)
 
 
 def _put(

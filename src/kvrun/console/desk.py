@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, cast
@@ -19,6 +18,7 @@ from kvrun.accounts.errors import UnauthenticatedError
 from kvrun.accounts.permissions import Permission, may
 from kvrun.accounts.records import Workspace
 from kvrun.api import alerts
+from kvrun.api.cookies import local_address
 from kvrun.api.dependencies import BrowserSession, ServicesNow, check_csrf, read_session
 from kvrun.api.problems import request_id_of, status_of
 from kvrun.api.services import Services
@@ -60,8 +60,6 @@ SAID: Mapping[str, str] = {
 
 _MAX_FIELDS = 2000
 """The plan of one person's erasure has a field for each deployment."""
-
-_LOCAL = re.compile(r"/(?![/\\])[\x21-\x5b\x5d-\x7e]*")
 
 
 class SignInNeededError(UnauthenticatedError):
@@ -221,11 +219,6 @@ def place_of(deployment: Deployment) -> str:
 def go(address: str, said: str = "") -> Response:
     """Have the browser load a page of ours with GET."""
     return RedirectResponse(f"{address}?said={said}" if said else address, status_code=303)
-
-
-def local_address(given: str) -> str:
-    """An address of ours, from a parameter that anybody may have written."""
-    return given if len(given) <= 1000 and _LOCAL.fullmatch(given) else "/"
 
 
 class PageRoute(APIRoute):

@@ -9,6 +9,7 @@ from starlette.responses import RedirectResponse
 
 from kvrun.accounts.errors import AccountsError, ForbiddenError, UnauthenticatedError
 from kvrun.api import cookies
+from kvrun.api.cookies import local_address
 from kvrun.api.dependencies import ServicesNow, read_session
 from kvrun.api.problems import request_id_of, status_of
 from kvrun.api.routes.sign_in import end_session, sign_in_with_link
@@ -19,7 +20,6 @@ from kvrun.console.desk import (
     FormNow,
     base_of,
     desk_of,
-    local_address,
     page_router,
     pages_of,
 )

@@ -93,7 +93,12 @@ def claim_owner_link(
     status_code=status.HTTP_303_SEE_OTHER,
     response_class=RedirectResponse,
 )
-def start_oidc(services: ServicesNow) -> Response:
+def start_oidc(
+    services: ServicesNow,
+    next: Annotated[  # noqa: A002
+        str, Query(max_length=1000, description="The console's page to end at.")
+    ] = "/",
+) -> Response:
     """Sends the browser there. 404 where none is configured."""
     if services.oidc is None:
         raise NotFoundError(
@@ -101,7 +106,7 @@ def start_oidc(services: ServicesNow) -> Response:
         )
     begun = services.accounts.begin_oidc(services.oidc)
     answer = RedirectResponse(begun.url, status_code=status.HTTP_303_SEE_OTHER)
-    cookies.put_flow(answer, services.settings, begun.browser_token)
+    cookies.put_flow(answer, services.settings, begun.browser_token, next)
     return answer
 
 
@@ -119,7 +124,7 @@ def finish_oidc(
     iss: Annotated[str | None, Query(max_length=1000)] = None,
     error: Annotated[str, Query(max_length=200)] = "",
 ) -> Response:
-    """Only for the browser that was sent there. Ends at the console's first page."""
+    """Only for the browser that was sent there. Ends at the page where it began."""
     if services.oidc is None:
         raise NotFoundError("no identity provider is configured")
     if error:
@@ -134,7 +139,8 @@ def finish_oidc(
         first_workspace=services.first_workspace,
         previous=cookies.session_token(request, services.settings) or None,
     )
-    answer = RedirectResponse("/", status_code=status.HTTP_303_SEE_OTHER)
+    back = cookies.flow_back(request, services.settings)
+    answer = RedirectResponse(back, status_code=status.HTTP_303_SEE_OTHER)
     cookies.drop_flow(answer, services.settings)
     _put(answer, services, opened)
     return answer
