@@ -18,6 +18,7 @@ import pytest
 from api_rig import Caller, World, is_problem, open_world
 
 from kvrun.accounts import Role, Scope
+from kvrun.accounts.oidc import challenge_of
 from kvrun.api.app import openapi_text
 from kvrun.launch import erasing
 
@@ -292,6 +293,21 @@ async def test_exactly_those_may_who_are_listed(matrix: Matrix, row: Row) -> Non
         hidden = answer.status_code == 404 and "no such workspace or deployment" in answer.text
         found[who] = "." if hidden else known
     assert found == dict(zip(WHO, PERMISSIONS[row.permission].split(), strict=True))
+
+
+@pytest.mark.parametrize("who", ["privacy", "auditor"])
+async def test_a_login_on_a_command_line_may_what_its_person_may(matrix: Matrix, who: str) -> None:
+    accounts, verifier = matrix.world.services.accounts, "v" * 43
+    browser = matrix.callers[who].headers["Cookie"].partition("=")[2]
+    code = accounts.allow_login(browser, challenge_of(verifier), 3600)
+    token = accounts.finish_login(code, verifier).token
+    caller = Caller(matrix.world.app, {"Authorization": f"Bearer {token}"})
+    for row in ROWS:
+        answer = await matrix.ask(caller, row, matrix.here, who)
+        expected = PERMISSIONS[row.permission].split()[WHO.index(who)]
+        if row.operation == "rotate_api_key":  # its successor would end with the login
+            expected = "-"
+        assert {401: "?", 403: "-"}.get(answer.status_code, "y") == expected, row
 
 
 @pytest.mark.parametrize(
