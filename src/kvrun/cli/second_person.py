@@ -10,7 +10,6 @@ from kvrun.cli.login import Where
 from kvrun.cli.login_file import the_address, the_login
 from kvrun.cli.options import AsJson, print_json
 from kvrun.cli.remote import (
-    InWorkspace,
     NotNamedError,
     Yes,
     confirm,
@@ -23,11 +22,15 @@ from kvrun.client.address import origin
 from kvrun.client.results.people import Approval, Workspace
 
 _MAY_AGREE = "erase_wide"
+InOne = Annotated[
+    str,
+    typer.Option("--workspace", "-w", envvar="KVRUN_WORKSPACE", help="Only here: its id or name."),
+]
 ApprovalId = Annotated[str, typer.Argument(metavar="ID", help="The request's id.")]
 
 
 def requests(
-    workspace: InWorkspace = "",
+    workspace: InOne = "",
     everything: Annotated[
         bool, typer.Option("--all", help="Those that are decided or too old, too.")
     ] = False,
@@ -62,7 +65,7 @@ def requests(
 def approve(
     approval_id: ApprovalId,
     yes: Yes = False,
-    workspace: InWorkspace = "",
+    workspace: InOne = "",
     url: Where = "",
     as_json: AsJson = False,
 ) -> None:
@@ -86,7 +89,7 @@ def approve(
 def refuse(
     approval_id: ApprovalId,
     reason: Annotated[str, typer.Option(help="One line for whoever asked; no end user's id.")] = "",
-    workspace: InWorkspace = "",
+    workspace: InOne = "",
     url: Where = "",
     as_json: AsJson = False,
 ) -> None:
