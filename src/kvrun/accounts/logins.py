@@ -53,7 +53,9 @@ class Logins(SignIns):
         user_id = self.actor_of(token).id
         code = make_code(self._random_bytes)
         with self._changing() as change:
-            browser = change.session.get_one(SignInRow, hash_token(token))
+            browser = change.session.get(SignInRow, hash_token(token))
+            if browser is None:  # it was signed out a moment ago
+                raise UnauthenticatedError("nobody is signed in", hint="Sign in again.")
             oldest = change.now - CODE_LASTS_S
             change.session.execute(
                 delete(LoginCodeRow).where(
