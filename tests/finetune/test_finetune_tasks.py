@@ -171,3 +171,20 @@ def test_the_digest_is_of_names_and_contents(tmp_path: Path) -> None:
     (folder / "colours.jsonl").rename(folder / "other.jsonl")
     (folder / "colours.yaml").write_text(TASK.replace("colours.jsonl", "other.jsonl"))
     assert read_tasks(folder, ["colours"]).sha256 != first.sha256
+
+
+def test_what_is_measured_is_what_was_digested_though_the_folder_changes(tmp_path: Path) -> None:
+    folder = tasks_in(tmp_path / "tasks")
+    examples = (folder / "colours.jsonl").read_bytes()
+    tasks = read_tasks(folder, ["colours"])
+    (folder / "colours.jsonl").write_bytes(examples.replace(b"red", b"RED"))
+    (folder / "colours.yaml").unlink()
+    place = tmp_path / "place"
+    place.mkdir()
+    tasks.write(place)
+    (written,) = place.glob("*.yaml")
+    task = json.loads(written.read_bytes())
+    assert task["doc_to_text"] == "{{prompt}}"
+    named = Path(task["dataset_kwargs"]["data_files"]["test"])
+    assert named.is_relative_to(place)
+    assert named.read_bytes() == examples

@@ -9,11 +9,11 @@ from __future__ import annotations
 import importlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias
 
 from kvrun.finetune.errors import FineTuneError, ToolsMissingError
 
@@ -62,25 +62,44 @@ _KEYS = frozenset(
     }
 )
 """What lm-eval reads as data. Others name code, other files or what is fetched."""
+DataFiles: TypeAlias = "str | list[DataFiles] | dict[str, DataFiles]"
+"""Names of files with examples: one, several, or either by split."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A task: the files with its examples, and whatever else it says, as lm-eval reads it."""
+
+    name: str
+    data_files: DataFiles
+    rest: Mapping[str, object]
 
 
 @dataclass(frozen=True, slots=True)
 class TaskFolder:
-    """The tasks that were named, and ``sha256`` (hex) over the folder's names and contents."""
+    """The tasks that were named, and ``sha256`` (hex) over the folder's names and contents.
+
+    ``examples`` are the contents that were digested, by file: what is measured later is what the
+    digest names, whatever the folder has by then.
+    """
 
     folder: Path
     names: tuple[str, ...]
     sha256: str
-    tasks: tuple[dict[str, Any], ...]
+    tasks: tuple[Task, ...]
+    examples: Mapping[str, bytes]
 
     def write(self, place: Path) -> None:
-        """The tasks as files that lm-eval reads, with the paths of their data spelled out."""
+        """The tasks and their examples as files that lm-eval reads, in an empty folder."""
+        for name, data in self.examples.items():
+            (place / name).write_bytes(data)
         for number, task in enumerate(self.tasks):
-            kwargs = dict(task["dataset_kwargs"])
-            kwargs["data_files"] = _absolute(kwargs["data_files"], self.folder)
-            kwargs["cache_dir"] = str(place / "cache")
+            kwargs = {
+                "data_files": _absolute(task.data_files, place),
+                "cache_dir": str(place / "cache"),
+            }
             # JSON is YAML, and nothing in it can be a tag.
-            text = json.dumps({**task, "dataset_kwargs": kwargs})
+            text = json.dumps({**task.rest, "dataset_kwargs": kwargs})
             (place / f"task{number}.yaml").write_text(text, encoding="utf-8")
 
 
@@ -96,11 +115,11 @@ def read_tasks(folder: Path, names: Sequence[str]) -> TaskFolder:
     digest = sha256()
     for name, data in sorted(files.items()):
         digest.update(f"{name}\n{len(data)}\n".encode() + sha256(data).digest())
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, Task] = {}
     for name, data in sorted(files.items()):
         if Path(name).suffix in _YAML:
             task = _task(name, data, set(files))
-            found[task["task"]] = task
+            found[task.name] = task
     missing = [name for name in names if name not in found]
     if missing:
         raise FineTuneError(
@@ -108,8 +127,14 @@ def read_tasks(folder: Path, names: Sequence[str]) -> TaskFolder:
             hint=f"It has: {', '.join(sorted(found)) or 'none'}.",
         )
     chosen = tuple(dict.fromkeys(names))
+    tasks = tuple(found[name] for name in chosen)
+    needed = {file for task in tasks for file in _named(task.data_files, task.name)}
     return TaskFolder(
-        folder.absolute(), chosen, digest.hexdigest(), tuple(found[name] for name in chosen)
+        folder.absolute(),
+        chosen,
+        digest.hexdigest(),
+        tasks,
+        {name: files[name] for name in sorted(needed)},
     )
 
 
@@ -150,7 +175,7 @@ def _files(folder: Path) -> Iterator[tuple[str, bytes]]:
         raise FineTuneError(f"{folder} cannot be read: {error.strerror}") from None
 
 
-def _task(name: str, data: bytes, files: set[str]) -> dict[str, Any]:
+def _task(name: str, data: bytes, files: set[str]) -> Task:
     try:
         yaml = importlib.import_module("yaml")
     except ImportError:
@@ -193,7 +218,8 @@ def _task(name: str, data: bytes, files: set[str]) -> dict[str, Any]:
             raise FineTuneError(f"{name}: metrics are {', '.join(METRICS)}")
         if "hf_evaluate" in metric:
             raise FineTuneError(f"{name}: 'hf_evaluate' is not read here: it would be fetched")
-    return task
+    rest = {key: value for key, value in task.items() if key != "dataset_kwargs"}
+    return Task(task["task"], kwargs["data_files"], rest)
 
 
 def _named(files: object, name: str) -> list[str]:
@@ -207,7 +233,7 @@ def _named(files: object, name: str) -> list[str]:
     raise FineTuneError(f"{name}: data_files must name files")
 
 
-def _absolute(files: Any, folder: Path) -> Any:
+def _absolute(files: DataFiles, folder: Path) -> DataFiles:
     if isinstance(files, str):
         return str(folder / files)
     if isinstance(files, list):
