@@ -8,11 +8,12 @@ import logging
 import re
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Protocol
 from urllib.parse import urlsplit
 
 from kvrun.errors import KvrunError
 from kvrun.policy.observed import Observed
+from kvrun.storage.s3 import REACHING, s3_client
 
 METADATA_ADDRESS = "169.254.169.254"
 _TIMEOUT_S = 2.0
@@ -99,39 +100,26 @@ def instance_region(cloud: str, address: str = METADATA_ADDRESS, port: int = 80)
 def bucket_region(url: str, options: Mapping[str, str]) -> str:
     """The region of an S3 bucket, as GetBucketLocation names it. Raises NotObservedError."""
     parts = urlsplit(url)
-    if parts.scheme != "s3":
+    if parts.scheme not in ("s3", "s3a"):
         raise NotObservedError(f"only s3:// can be asked for its region, not {parts.scheme}://")
     try:
-        import boto3
-        from botocore.config import Config
         from botocore.exceptions import BotoCoreError, ClientError
     except ImportError:
         raise NotObservedError(
             "boto3 is not installed", hint="pip install 'kvrun[aws]' installs it."
         ) from None
-    given = {key.lower().removeprefix("aws_"): value for key, value in options.items()}
-    endpoint = given.get("endpoint") or given.get("endpoint_url")
-    # AWS itself answers for buckets of all regions where it is asked in its first one.
-    region = given.get("region") or given.get("default_region") if endpoint else None
     try:
-        client: Any = boto3.client(
-            "s3",
-            region_name=region or "us-east-1",
-            endpoint_url=endpoint,
-            aws_access_key_id=given.get("access_key_id"),
-            aws_secret_access_key=given.get("secret_access_key"),
-            aws_session_token=given.get("session_token") or given.get("token"),
-            config=Config(
-                connect_timeout=_TIMEOUT_S,
-                read_timeout=_TIMEOUT_S,
-                retries={"total_max_attempts": 1},
-                s3={"addressing_style": "path"} if endpoint else None,
-            ),
+        # AWS itself answers for buckets of all regions where it is asked in its first one.
+        client = s3_client(
+            parts.netloc, options, timeout_s=_TIMEOUT_S, attempts=1, aws_region="us-east-1"
         )
         answer = client.get_bucket_location(Bucket=parts.netloc)
     except (BotoCoreError, ClientError, ValueError) as error:
         text = " ".join(str(error).split())[:300]
-        raise NotObservedError(f"Storage does not say where the bucket is: {text}") from None
+        raise NotObservedError(
+            f"Storage does not say where the bucket is: {text}",
+            hint=f"Allow s3:GetBucketLocation. {REACHING}",
+        ) from None
     # The two oldest regions have names of their own here.
     named = answer.get("LocationConstraint") or "us-east-1"
     return _checked("eu-west-1" if named == "EU" else named, "Storage")

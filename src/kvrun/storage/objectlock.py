@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
 from importlib.util import find_spec
-from os import environ
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,10 +20,12 @@ from urllib.parse import urlsplit
 import obstore
 
 from kvrun.storage.errors import ObjectExistsError, StorageError
+from kvrun.storage.s3 import s3_client
 from kvrun.storage.store import Storage
 
 _TIMEOUT_S = 10.0
 _STRICT = "COMPLIANCE"
+_ATTEMPTS = 3
 _ALLOW = "Allow s3:GetBucketObjectLockConfiguration."
 _log = logging.getLogger(__name__)
 
@@ -97,7 +98,10 @@ def hold_objects(
             )
         return storage
     bucket, prefix = place.netloc, place.path.strip("/")
-    client = _asked(lambda: _client(options), f"{storage.where} cannot be reached for Object Lock")
+    client = _asked(
+        lambda: s3_client(bucket, options, timeout_s=_TIMEOUT_S, attempts=_ATTEMPTS),
+        f"{storage.where} cannot be reached for Object Lock",
+    )
 
     retention = _Retention(client, bucket, prefix, mode.upper(), keep_s, now)
     return HoldingStorage(storage, lambda: _is_offered(client, bucket, must=must), retention)
@@ -220,28 +224,3 @@ def _asked(call: Callable[[], Any], what: str) -> Any:
             f"{what}: {error}",
             hint='Allow s3:PutObjectRetention, or set storage.object_lock = "off".',
         ) from None
-
-
-def _client(options: Mapping[str, str]) -> Any:
-    """A client for the store that obstore's options name; credentials as obstore has them."""
-    import boto3
-    from botocore.config import Config
-
-    named = {name.lower().removeprefix("aws_"): value for name, value in options.items()}
-    path_style = named.get("virtual_hosted_style_request", "false").lower() != "true"
-    return boto3.client(
-        "s3",
-        endpoint_url=named.get("endpoint")
-        or named.get("endpoint_url")
-        or environ.get("AWS_ENDPOINT"),
-        region_name=named.get("region") or named.get("default_region") or environ.get("AWS_REGION"),
-        aws_access_key_id=named.get("access_key_id"),
-        aws_secret_access_key=named.get("secret_access_key"),
-        aws_session_token=named.get("session_token") or named.get("token"),
-        config=Config(
-            connect_timeout=_TIMEOUT_S,
-            read_timeout=_TIMEOUT_S,
-            retries={"total_max_attempts": 3, "mode": "standard"},
-            s3={"addressing_style": "path" if path_style else "virtual"},
-        ),
-    )
