@@ -198,25 +198,38 @@ def test_a_bucket_that_cannot_be_asked_gets_nothing_that_would_not_be_held(
 
     with monkeypatch.context() as away:
         away.setattr("botocore.client.BaseClient._make_api_call", fail)
-        with pytest.raises(StorageError, match="cannot be asked for Object Lock"):
+        with pytest.raises(StorageError, match="cannot be asked for Object Lock") as error:
             storage.create("a", b"first")
+        assert "object_lock" not in (error.value.hint or "storage.object_lock")
     with pytest.raises(ObjectMissingError):
         storage.get("a")
     storage.create("a", b"first")
     assert retention(s3, "silent", "below/a")[0] == "GOVERNANCE"
 
 
-def test_what_cannot_be_held_is_said(s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
-    storage = holding(s3, "refused")
+@pytest.mark.parametrize(
+    ("code", "begins"),
+    [
+        ("AccessDenied", "Allow s3:PutObjectRetention"),
+        ("InvalidAccessKeyId", "storage.options, or AWS_ENDPOINT"),
+        ("SlowDown", "storage.options, or AWS_ENDPOINT"),
+    ],
+)
+def test_what_cannot_be_held_is_said_with_what_would_help(
+    s3: S3, monkeypatch: pytest.MonkeyPatch, code: str, begins: str
+) -> None:
+    storage = holding(s3, f"refused-{code.lower()}")
     storage.create("before", b"first")
 
     def refuse(*_: object, **__: object) -> None:
-        raise ClientError({"Error": {"Code": "AccessDenied"}}, "PutObjectRetention")
+        raise ClientError({"Error": {"Code": code}}, "PutObjectRetention")
 
     monkeypatch.setattr("botocore.client.BaseClient._make_api_call", refuse)
     with pytest.raises(StorageError, match="its retention cannot be set") as error:
         storage.create("a", b"first")
-    assert "storage.object_lock" in (error.value.hint or "")
+    hint = error.value.hint or ""
+    assert hint.startswith(begins)
+    assert ("object_lock" in hint) == (code == "AccessDenied"), "off is no cure for a bad key"
 
 
 @pytest.mark.parametrize(("setting", "held"), [("", True), ('object_lock = "off"', False)])

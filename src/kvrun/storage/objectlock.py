@@ -20,13 +20,17 @@ from urllib.parse import urlsplit
 import obstore
 
 from kvrun.storage.errors import ObjectExistsError, StorageError
-from kvrun.storage.s3 import s3_client
+from kvrun.storage.s3 import REACHING, s3_client
 from kvrun.storage.store import Storage
 
 _TIMEOUT_S = 10.0
 _STRICT = "COMPLIANCE"
 _ATTEMPTS = 3
 _ALLOW = "Allow s3:GetBucketObjectLockConfiguration."
+_ALLOW_RETENTION = (
+    "Allow s3:PutObjectRetention in the bucket. Where nothing there need be held,"
+    ' storage.object_lock = "off" says so.'
+)
 _log = logging.getLogger(__name__)
 
 
@@ -203,7 +207,7 @@ def _is_offered(client: Any, bucket: str, *, must: bool) -> bool:
         return False
     except BotoCoreError as error:
         message = f"the bucket {bucket} cannot be asked for Object Lock: {error}"
-        raise StorageError(message) from None
+        raise StorageError(message, hint=REACHING) from None
     return found.get("ObjectLockEnabled") == "Enabled" and "Rule" not in found
 
 
@@ -212,6 +216,8 @@ _NOT_THERE = (
     "NotImplemented",
     "NoSuchObjectLockConfiguration",
 )
+_DENIED = ("AccessDenied", "AllAccessDisabled", "MethodNotAllowed", "NotImplemented")
+"""Codes of a store that knows who asks, and does not let them set a retention."""
 
 
 def _asked(call: Callable[[], Any], what: str) -> Any:
@@ -219,8 +225,9 @@ def _asked(call: Callable[[], Any], what: str) -> Any:
 
     try:
         return call()
-    except (BotoCoreError, ClientError, ValueError) as error:
-        raise StorageError(
-            f"{what}: {error}",
-            hint='Allow s3:PutObjectRetention, or set storage.object_lock = "off".',
-        ) from None
+    except ClientError as error:
+        denied = error.response.get("Error", {}).get("Code", "") in _DENIED
+        hint = _ALLOW_RETENTION if denied else REACHING
+        raise StorageError(f"{what}: {error}", hint=hint) from None
+    except (BotoCoreError, ValueError) as error:
+        raise StorageError(f"{what}: {error}", hint=REACHING) from None
