@@ -5,14 +5,21 @@ from __future__ import annotations
 import io
 import os
 import pty
+import re
 import subprocess
 import sys
+from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.table import Table
 from rich.text import Text
+from typer.testing import CliRunner
 
+from kvrun import cli
+from kvrun.cli.main import app
+from kvrun.cli.options import console, table
 from kvrun.cli.terminal import SafeConsole, harmless
 
 HOSTILE = "a\x1b]0;owned\x07\x1b[2J\x1b[31mred\x1b[0m\x9b1A\u202egnp.exe\rb\tc\nd"
@@ -43,6 +50,34 @@ def test_a_console_keeps_its_own_styles_and_none_of_what_it_prints() -> None:
     assert "onetwo" in printed
     assert "\x1b[31m" in printed, "its own colour"
     assert not any(sequence in printed for sequence in ("\x1b[2J", "\x9b", "\x1b[8m"))
+
+
+def test_a_name_with_brackets_is_shown_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    name = "a[red]b[/oops] :key: \\[x]"
+    rows = table("name", name, title=name)
+    rows.add_row(name, Text("styled", "red"))
+    console().print(rows)
+    console().print(name)
+    console(stderr=True).print(name)
+    printed = capsys.readouterr()
+    assert printed.out.count(name) == 4
+    assert "styled" in printed.out
+    assert printed.err == f"{name}\n"
+
+
+def test_status_shows_a_folder_with_brackets(short_folder: Path) -> None:
+    config = short_folder / "kvrun.toml"
+    config.write_text(f'[instance]\ndata_dir = "{short_folder}/[/oops]"\n')
+    shown = CliRunner().invoke(app, ["status", "-c", str(config)])
+    assert (shown.exit_code, type(shown.exception)) == (1, SystemExit)
+    assert f"{short_folder}/[/oops]" in shown.output
+
+
+def test_no_command_writes_markup_which_would_be_shown() -> None:
+    files = sorted(Path(cli.__file__).parent.glob("*.py"))
+    assert len(files) > 50
+    found = [file.name for file in files if re.search(r"\[/\]|rich\.markup", file.read_text())]
+    assert found == []
 
 
 _CHILD = f"""

@@ -137,7 +137,7 @@ def revoke(
     if as_json:
         print_json(done)
     else:
-        console().print(f"API key {done.id} ({done.name}): {_state(done)}", markup=False)
+        console().print(f"API key {done.id} ({done.name}): {_state(done)}")
 
 
 def _state(key: ApiKey) -> str:
@@ -151,5 +151,5 @@ def _print(made: NewApiKey, as_json: bool) -> None:
         print_json(made)
         return
     out = console()
-    out.print(f"API key {made.key.id} ({made.key.name})", markup=False)
-    out.print(f"\n{made.secret}\n\nIt is shown this once.", markup=False)
+    out.print(f"API key {made.key.id} ({made.key.name})")
+    out.print(f"\n{made.secret}\n\nIt is shown this once.")

@@ -57,14 +57,13 @@ def export(
     if segments and (first := first_seq_of(segments[0]) or 0):
         console(stderr=True).print(
             f"records 0 to {first - 1} are no longer in {log}: the collected log has them",
-            markup=False,
         )
     if out is None:
         for line in export_lines(records, form):
             sys.stdout.write(line)
         return
     count = _write_new(out, records, form)
-    console(stderr=True).print(f"{count} records in {out}", markup=False)
+    console(stderr=True).print(f"{count} records in {out}")
 
 
 def ship(
@@ -100,14 +99,13 @@ def ship(
         err = console(stderr=True)
 
         def failed(error: DeliveryError, delay: float) -> None:
-            err.print(f"{error.message}; trying again in {delay:.0f} s", markup=False)
+            err.print(f"{error.message}; trying again in {delay:.0f} s")
 
         shipper.run(wait=stop.wait, follow=not once, on_failure=failed)
         refused = f", {shipper.refused} of them refused" if shipper.refused else ""
         err.print(
             f"{shipper.delivered} records shipped to {sink.name}{refused}; "
             f"the next is record {shipper.next_seq}",
-            markup=False,
         )
         if shipper.refused:
             raise typer.Exit(1)

@@ -7,7 +7,6 @@ from typing import Annotated
 
 import msgspec
 import typer
-from rich.markup import escape
 
 from kvrun.audit.attestation import Attestation
 from kvrun.cli.options import (
@@ -79,7 +78,7 @@ def list_command(
             item.id,
             item.kind,
             item.issued_at[:19],
-            escape(item.reference),
+            item.reference,
             class_text(item.claim_class, item.children),
             str(item.keys),
         )
@@ -149,7 +148,7 @@ def view(
         from kvrun.erasure.view_pdf import certificate_pdf
 
         pdf.write_bytes(certificate_pdf(report, now=now))
-    console(stderr=True).print(report_text(report), markup=False)
+    console(stderr=True).print(report_text(report))
     raise typer.Exit(report.exit_code)
 
 

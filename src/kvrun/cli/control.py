@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
-from rich.markup import escape
 
 from kvrun.cli.collecting import run_collector, webhook_of
 from kvrun.cli.options import console, print_json, table
@@ -166,9 +165,9 @@ def _print_alerts(found: list[Alert], place: Callable[[str], Path]) -> None:
         rows.add_row("what", f"{item.kind} ({state})")
         rows.add_row("log", item.log)
         rows.add_row("raised", time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(item.raised_at)))
-        rows.add_row("detail", escape(item.detail))
+        rows.add_row("detail", item.detail)
         rows.add_row("evidence", str(place(item.id)))
         if item.acknowledged_because:
-            rows.add_row("because", escape(item.acknowledged_because))
+            rows.add_row("because", item.acknowledged_because)
         out.print(rows)
         out.print()

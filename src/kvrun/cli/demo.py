@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 from kvrun.cli.options import AsJson, console, print_json, table
 from kvrun.demo.story import Row, StepResult, Story
@@ -50,7 +51,10 @@ def demo(
     stack: Stack | None = None
     results: list[StepResult] = []
     progress = Progress(
-        SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=out
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False),
+        TimeElapsedColumn(),
+        console=out,
     )
     began = time.monotonic()
     try:
@@ -80,7 +84,7 @@ def demo(
                 say(title)
                 result = step()
                 results.append(result)
-                progress.console.print(f"[green]ok[/] {title}: {result.shown}", highlight=False)
+                out.print(Text.assemble(("ok", "green"), f" {title}: {result.shown}"))
         rows = [result.row for result in results if result.row is not None]
         if as_json:
             print_json({"held": True, "rows": [asdict(row) for row in rows]})
@@ -122,7 +126,6 @@ def _keep_running(stack: Stack) -> None:
         f"    -H 'Content-Type: application/json' \\\n"
         f'    -d \'{{"model": "demo", "prompt": "Water boils at", "max_tokens": 16}}\'\n',
         soft_wrap=True,
-        markup=False,
     )
     out.print("Ctrl-C stops it.")
     stack.supervisor.watch()

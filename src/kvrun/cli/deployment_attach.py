@@ -66,7 +66,7 @@ def attach(
     if as_json:
         print_json(made)
     else:
-        console().print(f"{made.spec.name} ({made.id}) is attached: {made.state}", markup=False)
+        console().print(f"{made.spec.name} ({made.id}) is attached: {made.state}")
 
 
 def detach(
@@ -85,7 +85,7 @@ def detach(
     if as_json:
         print_json(done)
     else:
-        console().print(f"{done.spec.name} ({done.id}) is forgotten here", markup=False)
+        console().print(f"{done.spec.name} ({done.id}) is forgotten here")
 
 
 def _token(file: Path | None) -> str:

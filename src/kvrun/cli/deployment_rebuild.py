@@ -87,6 +87,4 @@ def rebuild(
     if as_json:
         print_json(done)
     else:
-        console().print(
-            f"{done.spec.name} ({done.id}): {done.state}, instance {done.instance}", markup=False
-        )
+        console().print(f"{done.spec.name} ({done.id}): {done.state}, instance {done.instance}")

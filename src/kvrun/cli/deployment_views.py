@@ -88,7 +88,7 @@ def cache(
     out = console()
     out.print(rows)
     window = f"{found.context_window:,} tokens" if found.context_window else "not known yet"
-    out.print(f"context window: {window}. {found.context_why}", markup=False)
+    out.print(f"context window: {window}. {found.context_why}")
 
 
 def policy(

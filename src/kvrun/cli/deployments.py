@@ -138,7 +138,7 @@ def create(
         if start:
             made = client.deployments.start(new.id)
     for warning in new.warnings:
-        console(stderr=True).print(f"warning: {warning}", markup=False, soft_wrap=True)
+        console(stderr=True).print(f"warning: {warning}", soft_wrap=True)
     _print(made, as_json)
 
 
@@ -230,9 +230,9 @@ def delete(
         print_json(done)
         return
     out = console()
-    out.print(f"{found.spec.name} is {done.deployment.state}; its log is kept", markup=False)
+    out.print(f"{found.spec.name} is {done.deployment.state}; its log is kept")
     for certificate in done.certificates:
-        out.print(f"certificate {certificate}", markup=False)
+        out.print(f"certificate {certificate}")
 
 
 def _ask(
@@ -256,7 +256,7 @@ def _print(found: Deployment, as_json: bool) -> None:
         print_json(found)
         return
     out = console()
-    out.print(f"{found.spec.name} ({found.id}): {found.state}", markup=False)
+    out.print(f"{found.spec.name} ({found.id}): {found.state}")
     for name, value in (
         ("why", found.reason),
         ("model", found.spec.model),
@@ -266,4 +266,4 @@ def _print(found: Deployment, as_json: bool) -> None:
         ("may be asked", ", ".join(found.commands)),
     ):
         if value:
-            out.print(f"  {name}: {value}", markup=False)
+            out.print(f"  {name}: {value}")

@@ -99,12 +99,6 @@ def run_checks(config_file: Path) -> list[Check]:
 def _print(checks: list[Check]) -> None:
     rows = table("check", "result", "found", "next step")
     for check in checks:
-        style = _STYLES[check.level]
-        # As texts: a hint such as kvrun[vllm] is no markup.
-        rows.add_row(
-            Text(check.name),
-            Text(check.level.value, style),
-            Text(check.found),
-            Text(check.next_step),
-        )
+        level = Text(check.level.value, _STYLES[check.level])
+        rows.add_row(check.name, level, check.found, check.next_step)
     console().print(rows)

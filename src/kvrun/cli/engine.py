@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 
 from kvrun.cli.options import AsJson, console, print_json, table
 from kvrun.launch.engines import KINDS, smallest_model
@@ -90,6 +89,6 @@ def check(
     else:
         shown = table("engine", "check", "met", "detail")
         for row in rows:
-            shown.add_row(row.engine, row.check, "yes" if row.met else "no", escape(row.detail))
+            shown.add_row(row.engine, row.check, "yes" if row.met else "no", row.detail)
         console().print(shown)
     raise typer.Exit(0 if all(row.met for row in rows) else 1)

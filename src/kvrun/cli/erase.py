@@ -6,7 +6,7 @@ from typing import Annotated
 
 import msgspec
 import typer
-from rich.markup import escape
+from rich.text import Text
 
 from kvrun.cli.options import (
     DEFAULT_CONFIG,
@@ -166,7 +166,7 @@ def status(
         for name in ("id", "state", "certificate", "addenda", "unacknowledged"):
             value = shown[name]
             text = "\n".join(value) if isinstance(value, list) else str(value)
-            rows.add_row(name, escape(text))
+            rows.add_row(name, text)
         for step in job.steps if job is not None else []:
             rows.add_row(step.name, step.at)
         out.print(rows)
@@ -201,9 +201,7 @@ def list_command(
     rows = table("id", "kind", "when", "reference", "class", "keys")
     for row in found:
         when = row["issued_at"][:19] or row["state"]
-        rows.add_row(
-            row["id"], row["kind"], when, escape(row["reference"]), row["class"], row["keys"]
-        )
+        rows.add_row(row["id"], row["kind"], when, row["reference"], row["class"], row["keys"])
     out.print(rows)
 
 
@@ -211,7 +209,7 @@ def print_result(done: ErasureResult, opening: Path | None) -> None:
     """An erasure for people."""
     out = console()
     if not done.erased:
-        out.print("nothing to erase: no key exists", markup=False)
+        out.print("nothing to erase: no key exists")
     else:
         rows = table("session (reference in the log)", "generation", "memory blocks", "disk blocks")
         for item in done.erased[:20]:
@@ -231,7 +229,7 @@ def print_result(done: ErasureResult, opening: Path | None) -> None:
                 " deletion record, no certificate of erasure."
             )
     for name in done.unacknowledged:
-        out.print(f"[yellow]not confirmed:[/] {name}")
+        out.print(Text.assemble(("not confirmed:", "yellow"), f" {name}"))
     print_places(done.certificate, opening)
 
 

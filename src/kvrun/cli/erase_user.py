@@ -7,7 +7,6 @@ from typing import Annotated
 from urllib.parse import unquote
 
 import typer
-from rich.markup import escape
 
 from kvrun.cli.erase import (
     CertifyPending,
@@ -136,7 +135,7 @@ def _hand_out(done: JointErased, opening: Path | None) -> None:
     rows = table("deployment", "outcome", "certificate")
     for child in done.children:
         why = child.certificate_id or done.problems.get(child.deployment, "")
-        rows.add_row(escape(child.deployment), child.outcome.value.replace("_", " "), escape(why))
+        rows.add_row(child.deployment, child.outcome.value.replace("_", " "), why)
     console().print(rows)
     print_places(done.parent.certificate, first)
     typer.echo("The other certificates' openings are beside it, by certificate id.")

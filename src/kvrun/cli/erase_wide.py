@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
+from rich.text import Text
 
 from kvrun.cli.erase import (
     Ask,
@@ -216,11 +216,12 @@ def hand_out(done: JointErased, opening: Path | None) -> None:
     rows = table("deployment", "outcome", "certificate")
     for child in done.deployments:
         outcome = child.outcome.replace("_", " ")
-        rows.add_row(escape(child.deployment), outcome, escape(child.certificate_id))
+        rows.add_row(child.deployment, outcome, child.certificate_id)
     out = console()
     out.print(rows)
     for child in done.deployments:
         if child.problem:
-            out.print(f"[yellow]pending:[/] {escape(child.deployment)}: {escape(child.problem)}")
+            more = f" {child.deployment}: {child.problem}"
+            out.print(Text.assemble(("pending:", "yellow"), more))
     typer.echo(f"certificate over all: {done.id} (kvrun certificate list shows where)")
     typer.echo(f"opening, kept nowhere else: {first}; the others are beside it, by certificate id")

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from kvrun.cli.options import (
@@ -155,7 +154,7 @@ def _export_workspace(
 
 
 def _progress() -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
     return Progress(*columns, console=console(stderr=True), transient=True)
 
 
@@ -188,7 +187,7 @@ def verify_bundle(path: Path, trust_file: Path | None, *, as_json: bool) -> int:
         return report.exit_code
     rows = table("check", "verdict", "what was found")
     for item in report.results:
-        rows.add_row(item.check.value, item.verdict.value, escape(item.detail))
+        rows.add_row(item.check.value, item.verdict.value, item.detail)
     console().print(rows)
     if not report.trusted:
         typer.echo("signer: self-asserted")

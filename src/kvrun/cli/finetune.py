@@ -13,7 +13,6 @@ from typing import Annotated
 
 import msgspec
 import typer
-from rich.markup import escape
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -214,8 +213,8 @@ def list_command(
         for item in kept:
             found = item.evaluation
             rows.add_row(
-                escape(found.name),
-                escape(found.base.model),
+                found.name,
+                found.base.model,
                 f"{found.base_score.loss:.3f} → {found.tuned_score.loss:.3f}",
                 f"{share(found.base_score)} → {share(found.tuned_score)}",
                 found.evaluated_at[:16],
@@ -225,7 +224,7 @@ def list_command(
     for view in jobs:
         note, how = view.note, "running" if view.running else view.note.state
         how = "cut short" if how == "running" and not view.running else how
-        console().print(f"{note.name}: {how} at step {note.step} of {note.steps}", markup=False)
+        console().print(f"{note.name}: {how} at step {note.step} of {note.steps}")
     if not kept and not jobs:
         console().print("no fine-tune")
 
@@ -316,7 +315,7 @@ def _working(config: KvrunConfig) -> Iterator[Surroundings]:
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = [signal.signal(number, on_signal) for number in numbers]
     bar = Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
@@ -331,7 +330,7 @@ def _working(config: KvrunConfig) -> Iterator[Surroundings]:
                 random_bytes=os.urandom,
                 should_stop=lambda: stop,
                 report=Reporter(
-                    say=lambda text: bar.console.print(text, markup=False),
+                    say=lambda text: bar.console.print(text),
                     progress=_progress(bar),
                 ),
             )

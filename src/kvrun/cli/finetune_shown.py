@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import typer
-from rich.text import Text
 
 from kvrun.cli.options import console, print_json, table
 from kvrun.config import KvrunConfig
@@ -33,7 +32,7 @@ def print_evaluation(found: Evaluation) -> None:
     rows.add_row("exact matches", share(found.base_score), share(found.tuned_score))
     for item in found.tasks.scores if found.tasks is not None else ():
         what = f"{item.task}: {item.metric}, {item.examples} examples"
-        rows.add_row(Text(what), f"{item.base:.4f}", f"{item.tuned:.4f}")
+        rows.add_row(what, f"{item.base:.4f}", f"{item.tuned:.4f}")
     console().print(rows)
     data = found.evaluation
     notes = [
@@ -48,14 +47,15 @@ def print_evaluation(found: Evaluation) -> None:
     if found.origin == "imported":
         notes.append("imported: how it was trained is not known here")
     for note in notes:
-        console().print(note, markup=False)
+        console().print(note)
 
 
 def print_check(folder: Path, check: FolderCheck) -> None:
     """One line: whether it holds, and what does not."""
     said = check.problem or f"every file is the one that was evaluated; {check.detail}"
-    console().print(f"{folder}: {'verified' if check.holds else 'NOT VERIFIED'}: {said}",
-                    markup=False, soft_wrap=True)  # fmt: skip
+    console().print(
+        f"{folder}: {'verified' if check.holds else 'NOT VERIFIED'}: {said}", soft_wrap=True
+    )
 
 
 def check_json(check: FolderCheck) -> dict[str, object]:

@@ -68,10 +68,9 @@ def init(
     out = console()
     out.print(
         f"wrote {folder / DEFAULT_FILE} and {config.instance.data_dir}",
-        markup=False,
         soft_wrap=True,
     )
-    out.print(f"\nFirst API key, shown this once:\n\n  {key}\n", markup=False, soft_wrap=True)
+    out.print(f"\nFirst API key, shown this once:\n\n  {key}\n", soft_wrap=True)
     out.print(witness_line(config) + "\n", soft_wrap=True)
     address = config.keys.root_address
     if isinstance(address, FileAddress):
@@ -79,15 +78,13 @@ def init(
         out.print(
             f"Key root: {root}, made at the first start. Never back it up: a copy brings erased "
             f"keys back. Of {config.instance.data_dir} backups may be made.\n",
-            markup=False,
             soft_wrap=True,
         )
     if warning := warning_before_start(config):
-        out.print(warning + "\n", markup=False, soft_wrap=True)
+        out.print(warning + "\n", soft_wrap=True)
     out.print(
         f"One-time owner link token: in {config.layout.owner_link} (only you can read it)\n"
         f"Next: cd {folder} && kvrun doctor && kvrun up",
-        markup=False,
         soft_wrap=True,
     )
 

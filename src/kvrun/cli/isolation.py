@@ -113,12 +113,11 @@ def _print(stored: StoredResult) -> None:
     rows = make_table("check", "outcome", "what was seen")
     for check in result.checks:
         style = _STYLES[check.outcome]
-        rows.add_row(Text(check.name), Text(check.outcome.value, style), Text(check.detail))
+        rows.add_row(check.name, Text(check.outcome.value, style), check.detail)
     out = console()
     out.print(rows)
     out.print(
         f"{result.deployment}: isolation {result.outcome.value}, {result.issued_at[:19]}Z, with"
         f" {result.engine}",
-        markup=False,
     )
-    out.print(f"signed ({stored.signer}) in Storage: {stored.name}", markup=False, soft_wrap=True)
+    out.print(f"signed ({stored.signer}) in Storage: {stored.name}", soft_wrap=True)

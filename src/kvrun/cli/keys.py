@@ -4,6 +4,7 @@ import time
 from typing import Annotated
 
 import typer
+from rich.text import Text
 
 from kvrun.cli.options import (
     DEFAULT_CONFIG,
@@ -97,9 +98,9 @@ def rotate(
         print_json(done)
         return
     out = console()
-    out.print(f"{done.kind} key {done.id} is in use; {done.note}", markup=False)
+    out.print(f"{done.kind} key {done.id} is in use; {done.note}")
     if done.secret:
-        out.print(f"\n{done.secret}\n\nIt is shown this once.", markup=False)
+        out.print(f"\n{done.secret}\n\nIt is shown this once.")
 
 
 @app.command()
@@ -118,7 +119,7 @@ def revoke(
     if as_json:
         print_json(entry)
     else:
-        console().print(f"{entry.kind} key {entry.id}: {entry.state}", markup=False)
+        console().print(f"{entry.kind} key {entry.id}: {entry.state}")
 
 
 @app.command()
@@ -151,12 +152,12 @@ def fetch(config_file: ConfigFile = DEFAULT_CONFIG, as_json: AsJson = False) -> 
     if as_json:
         print_json({"fetched": name})
     else:
-        console().print(f"keys are here, from {name}; start the deployment", markup=False)
+        console().print(f"keys are here, from {name}; start the deployment")
 
 
-def _state(entry: KeyEntry) -> str:
-    colour = {"in use": "green", "revoked": "red", "unknown": "yellow"}.get(entry.state)
-    return f"[{colour}]{entry.state}[/]" if colour else entry.state
+def _state(entry: KeyEntry) -> Text:
+    colours = {"in use": "green", "revoked": "red", "unknown": "yellow"}
+    return Text(entry.state, colours.get(entry.state, ""))
 
 
 def _date(at: int | None) -> str:

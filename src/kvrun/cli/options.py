@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,10 +31,15 @@ def read_config(path: Path, overrides: Mapping[str, str] | None = None) -> Kvrun
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A console whose tables fit 100 columns."""
+    """A console whose tables fit 100 columns.
+
+    Text is shown as it is, in tables too: brackets in a name are no markup. What has a style is
+    given as a rich ``Text``.
+    """
     stream = sys.stderr if stderr else sys.stdout
-    plain = SafeConsole(file=stream, highlight=False, soft_wrap=False)
-    return plain if plain.width <= WIDTH else SafeConsole(file=stream, highlight=False, width=WIDTH)
+    open_one = partial(SafeConsole, file=stream, highlight=False, markup=False, emoji=False)
+    plain = open_one(soft_wrap=False)
+    return plain if plain.width <= WIDTH else open_one(width=WIDTH)
 
 
 def table(*columns: str, title: str | None = None) -> Table:

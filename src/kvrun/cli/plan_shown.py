@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import typer
-from rich.markup import escape
+from rich.text import Text
 
 from kvrun.cli.options import console, table
 from kvrun.config.values import size_text
@@ -86,7 +86,7 @@ def show_plan(
     out = console()
     out.print(rows)
     for name, why in problems:
-        out.print(f"[yellow]cannot be planned:[/] {escape(name)}: {escape(why)}")
+        out.print(Text.assemble(("cannot be planned:", "yellow"), f" {name}: {why}"))
     if not token:
         return
     typer.echo(f"token, for ten minutes: {token}")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import msgspec
 import typer
-from rich.markup import escape
+from rich.text import Text
 
 from kvrun.audit.cursor import read_recent
 from kvrun.cli import policy_sync, policy_violations
@@ -80,7 +80,7 @@ def run_inline_tests(path: PolicyPath = _POLICIES, as_json: AsJson = False) -> N
         print_json({"passed": run.passed, "failures": [str(item) for item in run.failures]})
     else:
         for failure in run.failures:
-            console().print(str(failure), markup=False, soft_wrap=True)
+            console().print(str(failure), soft_wrap=True)
         console().print(f"{run.passed} tests passed, {len(run.failures)} failed")
     raise typer.Exit(1 if run.failures else 0)
 
@@ -127,7 +127,7 @@ def diff(
     rows = table("policy", "change", "where", "what")
     for change in found.changes:
         where = change.after or change.before
-        rows.add_row(change.rule, change.kind, escape(where), escape("\n".join(change.fields)))
+        rows.add_row(change.rule, change.kind, where, "\n".join(change.fields))
     out.print(rows if found.changes else "no policy differs")
     if found.decisions:
         rows = table("tier", "before", "after", "tenants", "for example")
@@ -190,9 +190,9 @@ def explain(
             rows.add_row(name, said, "-", "-", "-", decision.why.value)
         for trace in answer.traces:
             because = trace.refuses or trace.reason or "allows it"
-            row = (trace.rule, escape(trace.where), trace.matched.value, escape(because))
+            row = (trace.rule, trace.where, trace.matched.value, because)
             rows.add_row(name, said, *row)
-            name = said = ""
+            name, said = "", Text()
     out.print(rows)
 
 
@@ -231,7 +231,7 @@ def simulate(
             str(group.placements),
             size_text(group.size_bytes),
             str(len(group.tenants)),
-            escape(f"{group.rule} {group.where}".strip() or "-"),
+            f"{group.rule} {group.where}".strip() or "-",
             group.why,
         )
     out.print(rows if result.changes else "nothing would have been decided otherwise")
@@ -244,19 +244,20 @@ app.command("violations")(policy_violations.violations)
 
 def _show_file(file: FileChange) -> None:
     out = console()
-    out.print(f"{file.path} ({file.kind}{', too long to show' if file.cut else ''})", markup=False)
+    out.print(f"{file.path} ({file.kind}{', too long to show' if file.cut else ''})")
     for line in file.lines:
         style = {"+": "green", "-": "red"}.get(line[:1], "")
-        out.print(line, markup=False, highlight=False, style=style, soft_wrap=True)
+        out.print(line, highlight=False, style=style, soft_wrap=True)
 
 
-def _answer(decision: Decision) -> str:
-    said = "[green]allowed[/]" if decision.allowed else "[red]refused[/]"
+def _answer(decision: Decision) -> Text:
+    said = ("allowed", "green") if decision.allowed else ("refused", "red")
+    more = ""
     if decision.ttl_s is not None:
-        said += f" for {decision.ttl_s} s"
+        more += f" for {decision.ttl_s} s"
     if decision.max_bytes is not None:
-        said += f" up to {size_text(decision.max_bytes)}"
-    return said
+        more += f" up to {size_text(decision.max_bytes)}"
+    return Text.assemble(said, more)
 
 
 def _tier(name: str) -> str:

@@ -84,8 +84,8 @@ def status(config_file: ConfigFile = DEFAULT_CONFIG, as_json: AsJson = False) ->
     if active is not None:
         origin = active.origin
         out.print(f"active      {origin.revision}", highlight=False)
-        out.print(f"            {origin.subject} ({origin.author})", markup=False)
-        out.print(f"signed by   {origin.signed_by or 'nobody that is known'}", markup=False)
+        out.print(f"            {origin.subject} ({origin.author})")
+        out.print(f"signed by   {origin.signed_by or 'nobody that is known'}")
         out.print(f"activated   {_moment(active.activated_at)}")
         out.print(f"confirmed   {_moment(state.confirmed_at)}")
     for outcome in state.history[:10]:
@@ -147,9 +147,9 @@ def _show(outcome: SyncOutcome) -> None:
     out = console()
     detail = f" ({outcome.note})" if outcome.note else ""
     text = f"{_moment(outcome.at)} {outcome.outcome} {outcome.revision}{detail}"
-    out.print(text, markup=False, highlight=False, soft_wrap=True)
+    out.print(text, highlight=False, soft_wrap=True)
     for problem in outcome.problems:
-        out.print(f"  {problem}", markup=False, highlight=False, soft_wrap=True)
+        out.print(f"  {problem}", highlight=False, soft_wrap=True)
 
 
 def _moment(seconds: float) -> str:

@@ -4,7 +4,6 @@ import time
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 
 from kvrun.audit.cursor import read_records
 from kvrun.audit.record import format_time
@@ -45,12 +44,12 @@ def violations(
         rows.add_row(
             entry.kind.value.replace("_", " "),
             entry.tenant_ref[:10],
-            f"{entry.tier} {escape(entry.region)}".strip(),
+            f"{entry.tier} {entry.region}".strip(),
             str(entry.times),
             str(entry.blocks or "-"),
             size_text(entry.size_bytes) if entry.size_bytes else "-",
-            escape(f"{entry.rule} {entry.where}".strip() or "-"),
-            escape(f"{entry.why.replace('_', ' ')}. {entry.reason}".strip(". ")),
+            f"{entry.rule} {entry.where}".strip() or "-",
+            f"{entry.why.replace('_', ' ')}. {entry.reason}".strip(". "),
             f"{format_time(entry.at)[:16]}Z" if entry.at else "now",
         )
     out.print(rows if found.entries else "nothing was refused, and nothing is misplaced")

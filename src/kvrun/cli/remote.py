@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, TypeVar
 
 import typer
-from rich.text import Text
 
 from kvrun.cli.login_file import kept_logins
 from kvrun.cli.options import console, print_json, table
@@ -147,8 +146,7 @@ def show(
         return
     shown = table(*columns)
     for row in listed:
-        # Text, not markup: names are what people chose.
-        shown.add_row(*(Text(cell) for cell in cells(row)))
+        shown.add_row(*cells(row))
     console().print(shown)
 
 

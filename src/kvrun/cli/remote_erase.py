@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
+from rich.text import Text
 
 from kvrun.cli.erase import (
     Ask,
@@ -264,9 +264,9 @@ def refuse(
 def _show_erased(done: Erased, opening: Path | None) -> None:
     place = write_opening(done.opening, opening or Path(f"{done.id}.opening.json"))
     out = console()
-    out.print(f"{done.sessions} session key(s) destroyed", markup=False)
+    out.print(f"{done.sessions} session key(s) destroyed")
     for name in done.unacknowledged:
-        out.print(f"[yellow]not confirmed:[/] {escape(name)}")
+        out.print(Text.assemble(("not confirmed:", "yellow"), f" {name}"))
     typer.echo(f"certificate: {done.id} (kvrun remote certificate DEPLOYMENT {done.id})")
     typer.echo(f"opening, kept nowhere else: {place}")
 
@@ -285,6 +285,6 @@ def _show_progress(client: Client, deployment_id: str, erasure_id: str, as_json:
             ("not confirmed", "\n".join(found.unacknowledged)),
             *((step.name, step.at) for step in found.steps),
         ):
-            rows.add_row(name, escape(value))
+            rows.add_row(name, value)
         console().print(rows)
     raise typer.Exit(0 if found.state == "certified" else 1)

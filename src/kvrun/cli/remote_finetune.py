@@ -161,7 +161,7 @@ def delete(
 
 def _print_job(job: FineTuneJob) -> None:
     line = f"job {job.name}: {job.state}, step {job.step} of {job.steps}"
-    console().print(line, markup=False)
+    console().print(line)
 
 
 def _text(file: Path) -> str:

@@ -135,14 +135,14 @@ def audit(
         out = console()
         for item in done.logs if done is not None else []:
             more = f": {item.message}" if item.message else f", {item.new_records} new records"
-            out.print(f"{item.log or item.source}: {item.outcome}{more}", markup=False)
+            out.print(f"{item.log or item.source}: {item.outcome}{more}")
         for finding in done.findings if done is not None else []:
-            out.print(f"finding: {finding}", markup=False)
+            out.print(f"finding: {finding}")
         for banner in seen.banners:
-            out.print(f"{banner.log}: {banner.text}", markup=False)
+            out.print(f"{banner.log}: {banner.text}")
         for file in seen.segments:
             typer.echo(f"  {file.name}  {size_text(file.size_bytes)}")
-        out.print(seen.produces, markup=False)
+        out.print(seen.produces)
     raise typer.Exit(1 if any(banner.alert for banner in seen.banners) else 0)
 
 

@@ -4,7 +4,6 @@ from typing import Annotated
 
 import msgspec
 import typer
-from rich.markup import escape
 
 from kvrun.cli.options import (
     DEFAULT_CONFIG,
@@ -55,5 +54,5 @@ def show(
     for label, key in _ROWS:
         rows.add_row(label, str(getattr(reuse, key)))
     if reuse.denied:
-        rows.add_row("refused by the daemon", escape(reuse.denied))
+        rows.add_row("refused by the daemon", reuse.denied)
     console().print(rows)

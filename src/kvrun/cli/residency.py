@@ -3,7 +3,6 @@
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 
 from kvrun.audit.cursor import read_records
 from kvrun.audit.export import parse_moment
@@ -48,7 +47,7 @@ def report(
     rows = table("region", "what", "users", "blocks, keys, records", "size")
     for holding in found:
         rows.add_row(
-            escape(holding.region) or "(not said)",
+            holding.region or "(not said)",
             holding.tier,
             str(holding.users) if holding.tier != "log" else "-",
             str(holding.blocks),

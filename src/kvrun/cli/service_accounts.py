@@ -68,7 +68,7 @@ def create(
     if as_json:
         print_json(made)
     else:
-        console().print(f"service account {made.name} ({made.id}): {made.role}", markup=False)
+        console().print(f"service account {made.name} ({made.id}): {made.role}")
 
 
 @app.command()
@@ -88,7 +88,7 @@ def delete(
         found = the_service_account(client, place, name)
         confirm(f"Delete {found.name} ({found.id}) and end its API keys?", yes)
         client.service_accounts.delete(place, found.id)
-    console().print(f"{found.name} is deleted", markup=False)
+    console().print(f"{found.name} is deleted")
 
 
 def the_service_account(client: Client, workspace_id: str, given: str) -> ServiceAccount:

@@ -3,7 +3,7 @@
 from typing import Any
 
 import msgspec
-from rich.markup import escape
+from rich.text import Text
 
 from kvrun.audit.record import format_time
 from kvrun.audit.settings import LogHealth
@@ -96,7 +96,7 @@ def _collected(config: KvrunConfig) -> dict[str, Any]:
     }
 
 
-def _print(answer: dict[str, Any], witnesses: str) -> None:
+def _print(answer: dict[str, Any], witnesses: Text) -> None:
     out = console()
     rows = table("process", "state", "pid", "where")
     instance = answer["instance"]
@@ -105,13 +105,14 @@ def _print(answer: dict[str, Any], witnesses: str) -> None:
         ("engine", answer["engine"]["url"]),
         ("gateway", answer["gateway"]["url"]),
     ):
-        state = "[green]ready[/]" if answer[name]["ready"] else "[red]away[/]"
+        state = Text("ready", "green") if answer[name]["ready"] else Text("away", "red")
         rows.add_row(name, state, str(answer[name].get("pid") or "-"), where)
     out.print(rows)
-    out.print(f"\n{witnesses}")
+    out.print()
+    out.print(witnesses)
     out.print(_collected_text(answer["collected"]))
     if not instance["ready"]:
-        out.print(f"\n{instance['reason']}", markup=False)
+        out.print(f"\n{instance['reason']}")
         return
     cache = instance["cache"]
     facts = table("what", "value")
@@ -122,8 +123,10 @@ def _print(answer: dict[str, Any], witnesses: str) -> None:
     facts.add_row("memory cells free", f"{cache['free_cells']} of {cache['cells']}")
     facts.add_row("disk tier", size_text(cache["disk_bytes"]))
     if cache["has_objects"]:
-        state = "" if cache["object_available"] else ", [red]Storage does not answer[/]"
-        facts.add_row("object tier", f"{size_text(cache['object_bytes'])}{state}")
+        held = Text(size_text(cache["object_bytes"]))
+        if not cache["object_available"]:
+            held = Text.assemble(held, ", ", ("Storage does not answer", "red"))
+        facts.add_row("object tier", held)
     facts.add_row("audit log", audit_text(msgspec.convert(instance["audit"], LogHealth)))
     for name, value in sorted(instance["protections"].items()):
         facts.add_row(f"protection: {name}", value)
@@ -131,26 +134,28 @@ def _print(answer: dict[str, Any], witnesses: str) -> None:
     out.print(facts)
 
 
-def _collected_text(collected: dict[str, Any]) -> str:
+def _collected_text(collected: dict[str, Any]) -> Text:
     if "error" in collected:
-        return f"[red]collected: {escape(collected['error'])}[/]"
+        return Text(f"collected: {collected['error']}", "red")
     lines = [
-        f"collected: {escape(item['log'])}: {item['records']} records, {item['stored']} in "
-        f"Storage, last at {format_time(item['collected_at'])[:19]}Z"
+        Text(
+            f"collected: {item['log']}: {item['records']} records, {item['stored']} in "
+            f"Storage, last at {format_time(item['collected_at'])[:19]}Z"
+        )
         for item in collected["logs"]
-    ] or ["collected: nothing yet"]
+    ] or [Text("collected: nothing yet")]
     if collected["alerts"]:
-        lines.append(f"[red]{collected['alerts']} alerts wait: `kvrun audit alerts`[/]")
-    return "\n".join(lines)
+        lines.append(Text(f"{collected['alerts']} alerts wait: `kvrun audit alerts`", "red"))
+    return Text("\n").join(lines)
 
 
-def audit_text(health: LogHealth) -> str:
+def audit_text(health: LogHealth) -> Text:
     """The audit log's state for people, with what to do where something is to be done."""
-    state = "can be written" if health.available else f"CANNOT be written: {escape(health.why)}"
-    text = f"{health.records} records, {state}"
+    state = "can be written" if health.available else f"CANNOT be written: {health.why}"
+    lines = [Text(f"{health.records} records, {state}")]
     if health.lost:
-        text += f"\n[red]{health.lost} records were lost since the start[/]"
+        lines.append(Text(f"{health.lost} records were lost since the start", "red"))
     if health.nearly_full:
         used = f"{size_text(health.stored_bytes)} of {size_text(health.quota_bytes)}"
-        text += f"\n[yellow]{used} wait to be collected: run `kvrun audit collect`[/]"
-    return text
+        lines.append(Text(f"{used} wait to be collected: run `kvrun audit collect`", "yellow"))
+    return Text("\n").join(lines)

@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from kvrun.api.home import HomeTakenError, home_of, require_unserved
 from kvrun.cli.options import DEFAULT_CONFIG, ConfigFile, console, read_config, table
@@ -206,7 +207,7 @@ class _Display:
         self._live.stop()
 
     def say(self, text: str) -> None:
-        self._out.print(text, markup=False, soft_wrap=True)
+        self._out.print(text, soft_wrap=True)
 
     def state(self, name: str, state: ChildState) -> None:
         self._states[name] = (state, time.monotonic())
@@ -236,5 +237,5 @@ class _Display:
                 continue
             style = self._STYLES.get(state, "yellow")
             age = f"{time.monotonic() - since:.0f} s"
-            rows.add_row(name, f"[{style}]{state.value}[/]", age)
+            rows.add_row(name, Text(state.value, style), age)
         return rows

@@ -53,7 +53,7 @@ def label(
     if as_json:
         print_json(done)
     else:
-        console().print(f"{done.count} user labelled", markup=False)
+        console().print(f"{done.count} user labelled")
 
 
 def import_list(
@@ -82,8 +82,8 @@ def import_list(
         print_json(done)
     else:
         out = console()
-        out.print(f"{done.count} users labelled", markup=False)
+        out.print(f"{done.count} users labelled")
         if done.unknown_lines:
             lines = ", ".join(map(str, done.unknown_lines[:20]))
-            out.print(f"left out, since nobody of that id has a key: lines {lines}", markup=False)
+            out.print(f"left out, since nobody of that id has a key: lines {lines}")
     raise typer.Exit(1 if done.unknown_lines else 0)

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.text import Text
 
 from kvrun.audit.files import read_keys
 from kvrun.audit.record import format_time
@@ -126,6 +127,6 @@ def _print(found: list[LogView]) -> None:
     rows = table("log", "records cosigned", "at", "refused")
     for view in found:
         at = format_time(view.time)[:19] + "Z" if view.size else "-"
-        refused = f"[red]{len(view.refusals)}[/]" if view.refusals else "0"
-        rows.add_row(view.origin.replace("[", r"\["), str(view.size), at, refused)
+        refused = Text(str(len(view.refusals)), "red" if view.refusals else "")
+        rows.add_row(view.origin, str(view.size), at, refused)
     console().print(rows if found else "no log yet")

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import typer
+from rich.text import Text
 
 from kvrun.cli.probes import Check, Level
 from kvrun.config import ConfigError, KvrunConfig
@@ -58,12 +59,12 @@ def witness_settings(text: str, key_file: Path | None) -> Mapping[str, object]:
     raise ConfigError(f"--witness {text!r} is not known", hint=f"allowed: {FORMS}")
 
 
-def witness_line(config: KvrunConfig) -> str:
-    """The line for people, as rich markup: amber where there is no witness."""
+def witness_line(config: KvrunConfig) -> Text:
+    """The line for people: amber where there is no witness."""
     names = config.witness.names
     if not names:
-        return f"[yellow]witness: {NONE}[/] ({NONE_MEANS})"
-    return "witness: " + ", ".join(names).replace("[", r"\[")
+        return Text.assemble((f"witness: {NONE}", "yellow"), f" ({NONE_MEANS})")
+    return Text("witness: " + ", ".join(names))
 
 
 def check_witness(config: KvrunConfig) -> Check:

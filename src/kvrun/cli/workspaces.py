@@ -66,7 +66,7 @@ def create(
     if as_json:
         print_json(made)
     else:
-        console().print(f"workspace {made.name} ({made.id})", markup=False)
+        console().print(f"workspace {made.name} ({made.id})")
 
 
 @app.command()
@@ -88,7 +88,7 @@ def delete(
     if as_json:
         print_json(done)
     else:
-        console().print(f"workspace {done.name} is deleted; its logs are kept", markup=False)
+        console().print(f"workspace {done.name} is deleted; its logs are kept")
 
 
 @members_app.callback()
@@ -176,7 +176,7 @@ def remove(
         found = _member(client, place, email)
         confirm(f"Remove {found.email} and revoke their API keys?", yes)
         client.members.remove(place, found.user_id)
-    console().print(f"{found.email} is no member any more", markup=False)
+    console().print(f"{found.email} is no member any more")
 
 
 def _member(client: Client, workspace_id: str, email: str) -> Member:
@@ -193,4 +193,4 @@ def _print(found: Member, as_json: bool) -> None:
     if as_json:
         print_json(found)
     else:
-        console().print(f"{found.email}: {found.role}", markup=False)
+        console().print(f"{found.email}: {found.role}")
