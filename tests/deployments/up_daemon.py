@@ -15,11 +15,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from kvrun.config import load_config
+from kvrun.durable import replace_private_file
 from kvrun.errors import KvrunError
 from kvrun.instance.known_engines import process_start
 from kvrun.launch.processes import engine_url, gateway_url, instance_spec
 from kvrun.launch.running import RunningState, note_running
-from kvrun.launch.secrets import Launch, prepare_run_folder, remove_files, write_private
+from kvrun.launch.secrets import Launch, prepare_run_folder, remove_files
 from kvrun.launch.supervisor import StopRequestedError, Supervisor
 
 
@@ -46,7 +47,7 @@ def main(file: Path) -> None:
         "gateway": launch.gateway_token,
         "seed": launch.claim_key.private_bytes_raw().hex(),
     }
-    write_private(config.layout.run / "for-tests.json", json.dumps(secrets))
+    replace_private_file(config.layout.run / "for-tests.json", json.dumps(secrets).encode())
     supervisor = Supervisor(config.layout.logs)
     signal.signal(signal.SIGTERM, supervisor.request_stop)
     try:

@@ -1,6 +1,5 @@
 """The gateway's signing key and the daemon's verification keys as files."""
 
-import os
 from pathlib import Path
 
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -12,6 +11,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
+from kvrun.durable import write_private_file
 from kvrun.errors import KvrunError
 
 
@@ -30,11 +30,7 @@ def create_signing_key(path: Path) -> Ed25519PrivateKey:
     pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(pem)
-            file.flush()
-            os.fsync(file.fileno())
+        write_private_file(path, pem)
     except OSError as error:
         raise ClaimKeyError(f"cannot create claim key {path}: {error.strerror}") from None
     return key

@@ -1,6 +1,5 @@
 """``kvrun erase``: destroy keys, and with them everything they sealed, and certify it."""
 
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -19,6 +18,7 @@ from kvrun.cli.options import (
 )
 from kvrun.cli.plan_shown import show_plan
 from kvrun.config import KvrunConfig
+from kvrun.durable import write_private_file
 from kvrun.erasure.archive import CertificateArchive
 from kvrun.erasure.certificate import ErasureStatement
 from kvrun.erasure.errors import ErasureError
@@ -248,11 +248,7 @@ def write_opening(text: str, path: Path) -> Path:
     try:
         if path.exists() and path.read_text(encoding="utf-8") == text:
             return path
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-        with os.fdopen(os.open(path, flags, 0o600), "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
+        write_private_file(path, text.encode())
     except (OSError, ValueError) as error:
         typer.echo(text)
         raise ErasureError(

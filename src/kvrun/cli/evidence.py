@@ -16,7 +16,7 @@ from kvrun.cli.options import (
     read_config,
     table,
 )
-from kvrun.cli.remote import DEFAULT_API_URL, ApiKeyFile, ApiUrl, connect, the_workspace
+from kvrun.cli.remote import DEFAULT_API_URL, ApiKeyFile, ApiUrl, connect, save, the_workspace
 from kvrun.cli.trust import read_anchor
 from kvrun.client import Client
 from kvrun.errors import KvrunError
@@ -147,9 +147,7 @@ def _export_workspace(
             f"the evidence was not made: {job.error or job.state}",
             hint="Ask again: it goes on with what was finished.",
         )
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    with os.fdopen(os.open(output, flags, 0o600), "wb") as file:
-        file.write(client.evidence.download(workspace_id, job.id))
+    save(output, client.evidence.download(workspace_id, job.id), new=True)
     typer.echo(f"evidence: {output} ({output.stat().st_size:,} bytes)")
 
 

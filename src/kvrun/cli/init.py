@@ -15,6 +15,7 @@ from kvrun.cli.template import render
 from kvrun.cli.witness_choice import ask_for_witness, witness_line, witness_settings
 from kvrun.config import DEFAULT_FILE, DataLayout, KvrunConfig, load_config
 from kvrun.config.roots import FileAddress
+from kvrun.durable import write_private_file
 from kvrun.errors import KvrunError
 from kvrun.gateway.apikeys import ApiKeyRecord, hash_api_key, make_api_key, save_api_keys
 from kvrun.keys.root_place import file_root_folder
@@ -117,11 +118,9 @@ def create(
     }
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        write_private_file(path, render(chosen).encode())
     except OSError as error:
         raise InitError(f"{path} cannot be written: {error.strerror}") from None
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(render(chosen))
     try:
         config = load_config(path, {})
         return config, _credentials(config.layout)
@@ -142,9 +141,7 @@ def _credentials(layout: DataLayout) -> str:
             part.chmod(0o700)
         key = make_api_key(os.urandom(32))
         save_api_keys(layout.api_keys, [ApiKeyRecord(id=FIRST_KEY_ID, sha256=hash_api_key(key))])
-        descriptor = os.open(layout.owner_link, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w", encoding="ascii") as file:
-            file.write(secrets.token_urlsafe(32) + "\n")
+        write_private_file(layout.owner_link, f"{secrets.token_urlsafe(32)}\n".encode())
     except OSError as error:
         raise InitError(f"{layout.data_dir} cannot be written: {error.strerror}") from None
     return key

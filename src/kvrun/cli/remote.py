@@ -16,6 +16,7 @@ from kvrun.client.address import DEFAULT_URL, KEY_VARIABLE, URL_VARIABLE
 from kvrun.client.errors import BadIdError, ClientError
 from kvrun.client.results.deployments import Deployment
 from kvrun.client.results.people import Workspace
+from kvrun.durable import replace_private_file, write_private_file
 from kvrun.errors import KvrunError
 
 T = TypeVar("T")
@@ -52,13 +53,13 @@ class NotNamedError(KvrunError):
     status = 404
 
 
-def write_private(path: Path, data: bytes, *, new: bool = False) -> None:
+def save(path: Path, data: bytes, *, new: bool = False) -> None:
     """Write what a control plane gave, for nobody else to read; ``new``: only where there is no
-    file yet. Raises ClientError."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | (os.O_EXCL if new else os.O_TRUNC)
+    file yet. A link or a device in its place is left alone. Raises ClientError."""
     try:
-        with os.fdopen(os.open(path, flags, 0o600), "wb") as file:
-            file.write(data)
+        if not new and (path.is_symlink() or (path.exists() and not path.is_file())):
+            raise ClientError(f"{path} is a link or no plain file", hint="Name another file.")
+        (write_private_file if new else replace_private_file)(path, data)
     except OSError as error:
         raise ClientError(f"{path} cannot be written: {error.strerror}") from None
 

@@ -14,10 +14,10 @@ from kvrun.cli.remote import (
     InWorkspace,
     Named,
     connect,
+    save,
     show,
     the_deployment,
     the_workspace,
-    write_private,
 )
 from kvrun.client import Client
 from kvrun.client.errors import ClientError
@@ -92,7 +92,7 @@ def evidence(
             begun = client.evidence.start(place, since, until, sample=sample, seed=seed, full=full)
         done = _wait(client, begun)
         data = client.evidence.download(done.workspace_id, done.id)
-    write_private(output, data, new=True)
+    save(output, data, new=True)
     typer.echo(f"evidence: {output} ({len(data):,} bytes)")
 
 

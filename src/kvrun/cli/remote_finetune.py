@@ -14,9 +14,9 @@ from kvrun.cli.remote import (
     Yes,
     confirm,
     connect,
+    save,
     show,
     the_workspace,
-    write_private,
 )
 from kvrun.client.errors import ClientError
 from kvrun.client.results.models import FineTuneJob
@@ -77,7 +77,7 @@ def finetune(
         place = the_workspace(client, workspace).id
         found = client.finetunes.get(place, name)
         if statement is not None:
-            write_private(statement, client.finetunes.statement(place, name))
+            save(statement, client.finetunes.statement(place, name))
     print_json(found)
     raise typer.Exit(0 if found.holds else 1)
 

@@ -15,10 +15,10 @@ from kvrun.cli.remote import (
     Named,
     connect,
     moment,
+    save,
     show,
     the_deployment,
     the_workspace,
-    write_private,
 )
 from kvrun.client.errors import ClientError
 from kvrun.config.values import size_text
@@ -318,5 +318,5 @@ def _write(data: bytes, output: Path | None) -> None:
         sys.stdout.buffer.write(data)
         sys.stdout.flush()
         return
-    write_private(output, data)
+    save(output, data)
     typer.echo(f"{output} ({len(data):,} bytes)")

@@ -1,9 +1,9 @@
 """The token that a deployment's daemons share with its key service, beside the socket."""
 
-import os
 import secrets
 from pathlib import Path
 
+from kvrun.durable import replace_private_file
 from kvrun.keys.errors import KeysError
 from kvrun.keys.folder import check_private_file
 from kvrun.keys.wire import TOKEN_BYTES
@@ -24,14 +24,9 @@ def token_path(socket_path: Path) -> Path:
 def make_token(socket_path: Path) -> bytes:
     """A new token (0600) in the place of an earlier one. Raises TokenError."""
     path = token_path(socket_path)
-    temporary = path.with_suffix(".new")
     token = secrets.token_bytes(TOKEN_BYTES)
     try:
-        temporary.unlink(missing_ok=True)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-        with os.fdopen(os.open(temporary, flags, 0o600), "wb") as file:
-            file.write(token)
-        temporary.replace(path)
+        replace_private_file(path, token)
     except OSError as error:
         raise TokenError(f"{path} cannot be written: {error.strerror}") from error
     return token

@@ -7,7 +7,7 @@ from contextlib import suppress
 import msgspec
 
 from kvrun.config import DataLayout
-from kvrun.launch.secrets import write_private
+from kvrun.durable import replace_private_file
 
 
 class RunningState(msgspec.Struct, frozen=True):
@@ -25,7 +25,7 @@ class RunningState(msgspec.Struct, frozen=True):
 
 def note_running(layout: DataLayout, state: RunningState) -> None:
     """Write the note, readable by this user only."""
-    write_private(layout.state, msgspec.json.encode(state).decode("ascii", "replace"))
+    replace_private_file(layout.state, msgspec.json.encode(state))
 
 
 def read_running(layout: DataLayout) -> RunningState | None:

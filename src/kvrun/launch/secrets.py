@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from kvrun.claims.keyfile import create_signing_key, load_signing_key, load_verification_key
 from kvrun.config import DataLayout, KvrunConfig
+from kvrun.durable import replace_private_file
 from kvrun.errors import KvrunError
 from kvrun.instance.launch_secrets import LaunchSecrets
 from kvrun.launch.supervisor import TOKEN_FD_VARIABLE
@@ -65,9 +66,9 @@ class Launch:
     def write_files(self, layout: DataLayout) -> None:
         """Write the files of this launch; ``remove_files`` takes them away again."""
         prepare_run_folder(layout)
-        write_private(layout.admin_token, self.admin_token + "\n")
-        write_private(layout.engine_token, self.engine_token + "\n")
-        write_private(layout.claim_public_key, self.claim_public_key.hex() + "\n")
+        replace_private_file(layout.admin_token, f"{self.admin_token}\n".encode())
+        replace_private_file(layout.engine_token, f"{self.engine_token}\n".encode())
+        replace_private_file(layout.claim_public_key, f"{self.claim_public_key.hex()}\n".encode())
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,23 +133,13 @@ def prepare_run_folder(layout: DataLayout) -> None:
         ) from error
 
 
-def write_private(path: Path, text: str) -> None:
-    """Write a 0600 file in one step; a reader sees all of it or what was there before."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.unlink(missing_ok=True)
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "w", encoding="ascii") as file:
-        file.write(text)
-    temporary.replace(path)
-
-
 def _alone(config: KvrunConfig) -> LaunchSecrets:
     layout = config.layout
     prepare_run_folder(layout)
     path = config.instance.token_file or layout.tokens
     if not path.exists():
         made = {role: os.urandom(TOKEN_BYTES).hex() for role in _ROLES}
-        write_private(path, json.dumps(made) + "\n")
+        replace_private_file(path, f"{json.dumps(made)}\n".encode())
     tokens = _read_tokens(path)
     public = config.instance.claim_public_key_file
     if public is not None:
@@ -157,9 +148,9 @@ def _alone(config: KvrunConfig) -> LaunchSecrets:
         key_file = config.gateway.claim_key_file or layout.claim_key
         key = load_signing_key(key_file) if key_file.exists() else create_signing_key(key_file)
         public_key = key.public_key().public_bytes_raw()
-        write_private(layout.claim_public_key, public_key.hex() + "\n")
-    write_private(layout.admin_token, tokens["admin_token"] + "\n")
-    write_private(layout.engine_token, tokens["engine_token"] + "\n")
+        replace_private_file(layout.claim_public_key, f"{public_key.hex()}\n".encode())
+    replace_private_file(layout.admin_token, f"{tokens['admin_token']}\n".encode())
+    replace_private_file(layout.engine_token, f"{tokens['engine_token']}\n".encode())
     return LaunchSecrets(**tokens, claim_public_keys=(public_key,))
 
 

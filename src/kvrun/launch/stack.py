@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from kvrun.config import KvrunConfig, load_config
+from kvrun.durable import replace_private_file
 from kvrun.errors import KvrunError
 from kvrun.gateway.apikeys import hash_api_key, make_api_key
 from kvrun.instance.handles import Reuse
@@ -30,7 +31,7 @@ from kvrun.launch.processes import (
     instance_spec,
 )
 from kvrun.launch.readiness import free_port, http_get
-from kvrun.launch.secrets import Launch, prepare_run_folder, remove_files, write_private
+from kvrun.launch.secrets import Launch, prepare_run_folder, remove_files
 from kvrun.launch.supervisor import ChildSpec, ChildState, Supervisor
 
 MODEL_NAME = "demo"
@@ -219,7 +220,7 @@ class Stack:
     def _write_config(self, folder: Path) -> None:
         options = self.options
         record = {"id": MODEL_NAME, "sha256": hash_api_key(self.api_key)}
-        write_private(folder / "api_keys.json", json.dumps({"keys": [record]}))
+        replace_private_file(folder / "api_keys.json", json.dumps({"keys": [record]}).encode())
         template = _CONFIG + _FURTHER.get(options.engine, "")
         self._file.write_text(
             template.format(
