@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 from kvrun.audit.consistency import TreeRange, prove_consistency
 from kvrun.audit.merkle import (
     Frontier,
-    consistency_proof,
     leaf_hash,
     tree_root,
     verify_consistency,
 )
+from support.merkle_proofs import consistency_proof
 
 LEAVES = [leaf_hash(b"%d" % number) for number in range(300)]
 

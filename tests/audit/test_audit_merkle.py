@@ -12,7 +12,6 @@ from kvrun.audit.merkle import (
     EMPTY_ROOT,
     Frontier,
     blocks_root,
-    consistency_proof,
     inclusion_proof,
     leaf_hash,
     leaf_hashes,
@@ -20,6 +19,7 @@ from kvrun.audit.merkle import (
     verify_consistency,
     verify_inclusion,
 )
+from support.merkle_proofs import consistency_proof
 
 # The eight inputs and roots of the Certificate Transparency reference tests.
 INPUTS = [

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from kvrun.audit.merkle import consistency_proof
 from kvrun.audit.note import (
     COSIGNATURE_V1,
     NoteSignature,
@@ -25,6 +24,7 @@ from kvrun.control.witness_request import (
 )
 from kvrun.control.witness_server import Cosigner
 from kvrun.control.witness_state import Remembered
+from support.merkle_proofs import consistency_proof
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/spec/witness.md").read_text()

@@ -16,7 +16,7 @@ import uvicorn
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from kvrun.audit.checkpoint import Checkpoint, Ed25519Signer, sign_checkpoint
-from kvrun.audit.merkle import consistency_proof, leaf_hashes, tree_root
+from kvrun.audit.merkle import leaf_hashes, tree_root
 from kvrun.audit.note import VerifierKey, parse_verifier_key
 from kvrun.control.witness_app import WitnessApp
 from kvrun.control.witness_c2sp import C2spWitness
@@ -26,6 +26,7 @@ from kvrun.control.witness_request import AddCheckpoint
 from kvrun.control.witness_server import Cosigner
 from kvrun.control.witness_state import WitnessState
 from kvrun.gateway.server import bind
+from support.merkle_proofs import consistency_proof
 
 ORIGIN = "kvrun.test/instances/one"
 NOW = 1_780_000_000

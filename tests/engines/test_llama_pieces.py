@@ -42,6 +42,7 @@ from kvrun.engines.llama_cpp.pieces import (
 from kvrun.engines.llama_cpp.scratch import Scratch
 from kvrun.engines.llama_cpp.server_process import apply_arguments
 from kvrun.engines.llama_cpp.statefile import (
+    SparseFile,
     StateFormatError,
     is_ordered,
     saved_tokens,
@@ -50,6 +51,11 @@ from kvrun.engines.llama_cpp.statefile import (
 from kvrun.errors import KvrunError
 
 TOKENS = st.lists(st.integers(0, 2**31 - 1), max_size=300)
+
+
+def _file(data: bytes) -> SparseFile:
+    """A state of these bytes, without a hole."""
+    return SparseFile(len(data), ((0, data),))
 
 
 @given(TOKENS, st.integers(0, 299))
@@ -68,7 +74,7 @@ def test_a_state_cut_into_pieces_is_whole_again(size: int) -> None:
     out, back = Scratch(), Scratch()
     piece = ctypes.create_string_buffer(b"\xff" * PIECE_BYTES, PIECE_BYTES)
     try:
-        out.fill_with(content)
+        out.fill(_file(content))
         out.open()
         head = StateHead(64, size)
         out.describe(head)
@@ -89,7 +95,7 @@ def test_a_state_cut_into_pieces_is_whole_again(size: int) -> None:
 
 def test_a_wiped_scratch_holds_nothing() -> None:
     scratch = Scratch()
-    scratch.fill_with(b"secret" * 1000)
+    scratch.fill(_file(b"secret" * 1000))
     scratch.wipe()
     assert scratch.size_bytes == 0
     assert Path(f"/proc/self/fd/{scratch.name}").read_bytes() == b""
@@ -359,7 +365,7 @@ def test_names_and_pieces_are_those_of_the_specification() -> None:
         head = StateHead(case["tokens"], case["size_bytes"])
         assert encode_head(head).hex() == case["head"]
         scratch = Scratch()
-        scratch.fill_with(bytes(at * 31 % 251 for at in range(head.size_bytes)))
+        scratch.fill(_file(bytes(at * 31 % 251 for at in range(head.size_bytes))))
         scratch.open()
         scratch.describe(head)
         found = []

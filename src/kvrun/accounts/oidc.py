@@ -22,7 +22,13 @@ from kvrun.accounts.actor import Role
 from kvrun.accounts.errors import SignInError
 from kvrun.accounts.permissions import STRONGEST_FIRST
 from kvrun.gateway.errors import GatewayConfigError
-from kvrun.gateway.jwt import MAX_TOKEN_CHARS, MIN_REFRESH_S, parse_jwks
+from kvrun.gateway.jwt import (
+    MAX_TOKEN_CHARS,
+    MIN_REFRESH_S,
+    UNUSABLE,
+    jwt_refusal,
+    parse_jwks,
+)
 
 MAX_ANSWER_BYTES = 1 << 20
 METADATA_MAX_AGE_S = 3600.0
@@ -177,16 +183,10 @@ class OidcClient:
                 leeway=LEEWAY_S,
                 options={"require": ["exp", "iat", "iss", "aud", "sub", "nonce"]},
             )
-        except jwt.ExpiredSignatureError:
-            raise _not_believed("it has expired") from None
         except jwt.InvalidAudienceError:
             raise _not_believed("it was made for another client") from None
-        except jwt.InvalidIssuerError:
-            raise _not_believed("it comes from another issuer") from None
-        except jwt.MissingRequiredClaimError as error:
-            raise _not_believed(f"its claim {error.claim} is missing") from None
-        except (jwt.InvalidTokenError, ValueError, TypeError):
-            raise _not_believed("its signature or its claims are not valid") from None
+        except UNUSABLE as error:
+            raise _not_believed(jwt_refusal(error)) from None
         return claims
 
     def _key(self, provider: "_Metadata", key_id: object) -> jwt.PyJWK:

@@ -18,6 +18,8 @@ JwksFetch = Callable[[], Awaitable[bytes]]
 MIN_REFRESH_S = 30.0
 RETRY_FIRST_FETCH_S = 1.0
 MAX_TOKEN_CHARS = 16_384
+UNUSABLE = (jwt.InvalidTokenError, ValueError, TypeError)
+"""What jwt.decode raises for a token that somebody made up."""
 
 
 class JwtVerifier:
@@ -67,16 +69,8 @@ class JwtVerifier:
                 leeway=settings.leeway_s,
                 options={"require": ["exp", "iss", "aud"]},
             )
-        except jwt.ExpiredSignatureError:
-            raise _invalid("it has expired") from None
-        except jwt.InvalidAudienceError:
-            raise _invalid("it is for another audience") from None
-        except jwt.InvalidIssuerError:
-            raise _invalid("it comes from another issuer") from None
-        except jwt.MissingRequiredClaimError as error:
-            raise _invalid(f"its claim {error.claim} is missing") from None
-        except (jwt.InvalidTokenError, ValueError, TypeError):
-            raise _invalid("its signature or its claims are not valid") from None
+        except UNUSABLE as error:
+            raise _invalid(jwt_refusal(error)) from None
         return claims
 
     async def _key(self, key_id: str) -> jwt.PyJWK | None:
@@ -110,6 +104,20 @@ class JwtVerifier:
             logger.warning("the keys that sign tokens could not be fetched: %s", error)
             return
         self._fetched_at = self._now()
+
+
+def jwt_refusal(error: Exception) -> str:
+    """Why a token is not believed, of one of UNUSABLE: a sentence about "it", for its owner."""
+    match error:
+        case jwt.ExpiredSignatureError():
+            return "it has expired"
+        case jwt.InvalidAudienceError():
+            return "it is for another audience"
+        case jwt.InvalidIssuerError():
+            return "it comes from another issuer"
+        case jwt.MissingRequiredClaimError():
+            return f"its claim {error.claim} is missing"
+    return "its signature or its claims are not valid"
 
 
 def parse_jwks(document: bytes) -> dict[str, jwt.PyJWK]:

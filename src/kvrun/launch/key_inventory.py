@@ -52,12 +52,6 @@ DEFAULT_OVERLAP_S = {
 }
 
 
-class KeyCommandError(KvrunError):
-    """A key that cannot be rotated or revoked in this way."""
-
-    exit_code = 2
-
-
 class KeyEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One key for listings. Times are whole seconds since 1970; None where nobody knows or set one.
 

@@ -219,15 +219,6 @@ class EndUser(msgspec.Struct, frozen=True, kw_only=True):
     labels: dict[str, str] | None
 
 
-class EndUsers(msgspec.Struct, frozen=True, kw_only=True):
-    """A page of end users, the last used first; ``unavailable`` says why there can be none now."""
-
-    items: list[EndUser]
-    total: int
-    next_cursor: str | None = msgspec.field(default=None, name="next")
-    unavailable: str = ""
-
-
 class Session(msgspec.Struct, frozen=True, kw_only=True):
     """A session of an end user, by its pseudonym."""
 

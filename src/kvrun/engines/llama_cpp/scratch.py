@@ -119,10 +119,6 @@ class Scratch:
         for offset, data in file.pieces:
             os.pwrite(self.fd, data, offset)
 
-    def fill_with(self, data: bytes) -> None:
-        """Hold these bytes from now on."""
-        self.fill(SparseFile(len(data), ((0, data),)))
-
     def close(self) -> None:
         """Wipe and close."""
         self.wipe()
