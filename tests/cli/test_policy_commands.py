@@ -11,8 +11,10 @@ import pytest
 from typer.testing import CliRunner
 
 from kvrun.cli.main import app
+from kvrun.config import load_config
 from kvrun.policy.bundle import PolicyFolder, TenantEntry
 from kvrun.policy.document import schema_text
+from kvrun.policy.named import RevisionUnknownError, find_revision
 
 POLICY = """\
 apiVersion: kvrun.dev/v1
@@ -154,3 +156,6 @@ def test_without_a_repository_there_is_nothing_to_follow(home: Path) -> None:
     (home / "kvrun.toml").write_text("")
     assert "builtin-1 applies" in _run("sync", code=1)
     assert "no policy is active" in _run("explain", "--class", "eu", code=1)
+    with pytest.raises(RevisionUnknownError, match="builtin-1 applies") as refused:
+        find_revision(load_config(home / "kvrun.toml", {}), "main")
+    assert "residency.repository" in (refused.value.hint or "")

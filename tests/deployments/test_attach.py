@@ -18,6 +18,7 @@ from kvrun.deployments.errors import (
     NameTakenError,
     NotOursError,
     SpecError,
+    WrongStateError,
 )
 from kvrun.deployments.model import Deployment, DeploymentState, LauncherKind
 from kvrun.deployments.spec import API_KEYS_FILE, METRICS_KEY_FILE
@@ -178,6 +179,9 @@ def test_what_runs_elsewhere_is_seen_and_never_touched(rig: Rig, daemon: Daemon)
     rig.until(attached.id, DeploymentState.STOPPED)
     forgotten = rig.deployments.detach(attached.id)
     assert forgotten.read_only
+    with pytest.raises(WrongStateError, match="not attached") as refused:
+        rig.deployments.detach(attached.id)
+    assert "others are deleted" in (refused.value.hint or "")
     assert (daemon.data / "keys").is_dir(), "keys stay with whoever runs it"
 
 

@@ -81,8 +81,11 @@ def test_an_unreadable_certificate_does_not_start(tmp_path: Path) -> None:
     settings = GatewaySettings(
         require_auth=False, tls_cert=tmp_path / "none.pem", tls_key=tmp_path / "none.key"
     )
-    with pytest.raises(GatewayConfigError, match=r"gateway.tls_cert .*none.pem cannot be read"):
+    with pytest.raises(
+        GatewayConfigError, match=r"gateway.tls_cert .*none.pem cannot be read"
+    ) as found:
         check_settings(settings)
+    assert "may read" in (found.value.hint or "")
 
 
 def test_a_daemon_without_a_claim_key_does_not_start(tmp_path: Path) -> None:

@@ -42,7 +42,9 @@ def run(
     found = services.find(actor, Permission.DEPLOY, deployment_id)
     if found.state is not DeploymentState.RUNNING:
         raise SelfTestError(
-            f"the deployment {found.spec.name} is {found.state.value}; only one that runs is tested"
+            f"the deployment {found.spec.name} is {found.state.value}; only one that runs is"
+            " tested",
+            hint="Start it, and test it once it is running.",
         )
     services.access_log.asked(found, "isolation self-test", actor.reference)
     ours = found.launcher is LauncherKind.LOCAL
@@ -72,4 +74,7 @@ def _restart(services: Services, found: Deployment) -> None:
         if services.deployments.get(found.id).state is DeploymentState.RUNNING:
             return
         time.sleep(_POLL_S)
-    raise SelfTestError(f"the deployment {found.spec.name} did not come back")
+    raise SelfTestError(
+        f"the deployment {found.spec.name} did not come back",
+        hint=f"What its processes printed says why: kvrun deployments logs {found.id} engine",
+    )

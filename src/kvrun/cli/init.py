@@ -120,7 +120,9 @@ def create(
         folder.mkdir(parents=True, exist_ok=True)
         write_private_file(path, render(chosen).encode())
     except OSError as error:
-        raise InitError(f"{path} cannot be written: {error.strerror}") from None
+        raise InitError(
+            f"{path} cannot be written: {error.strerror}", hint="choose a folder that you can write"
+        ) from None
     try:
         config = load_config(path, {})
         return config, _credentials(config.layout)
@@ -143,5 +145,8 @@ def _credentials(layout: DataLayout) -> str:
         save_api_keys(layout.api_keys, [ApiKeyRecord(id=FIRST_KEY_ID, sha256=hash_api_key(key))])
         write_private_file(layout.owner_link, f"{secrets.token_urlsafe(32)}\n".encode())
     except OSError as error:
-        raise InitError(f"{layout.data_dir} cannot be written: {error.strerror}") from None
+        raise InitError(
+            f"{layout.data_dir} cannot be written: {error.strerror}",
+            hint="choose a folder that you can write",
+        ) from None
     return key

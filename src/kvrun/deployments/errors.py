@@ -31,6 +31,22 @@ class WrongStateError(KvrunError):
     status = 409
 
 
+def not_attached(name: str) -> WrongStateError:
+    """For a deployment that was not attached, and so cannot be detached."""
+    return WrongStateError(
+        f"the deployment {name} is not attached",
+        hint="Only one that was attached is detached; others are deleted.",
+    )
+
+
+def read_only(name: str) -> WrongStateError:
+    """For a deployment that is deleted."""
+    return WrongStateError(
+        f"the deployment {name} is deleted: it is read only",
+        hint="Make a new one; the log and the certificates of this one stay to be read.",
+    )
+
+
 class NotOursError(KvrunError):
     """Somebody else runs the deployment: it is not for the control plane to start or stop."""
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from kvrun.config import DEFAULT_FILE, KvrunConfig
-from kvrun.deployments import attaching, folder
+from kvrun.deployments import attaching, errors, folder
 from kvrun.deployments.deleting import Deleted
 from kvrun.deployments.errors import DeploymentNotFoundError, NotOursError, WrongStateError
 from kvrun.deployments.forgetting import Forgetting
@@ -306,7 +306,7 @@ class Deployments:
         with self._alone(deployment_id):
             found = self.get(deployment_id)
             if found.launcher is not LauncherKind.ATTACHED or found.read_only:
-                raise WrongStateError(f"the deployment {found.spec.name} is not attached")
+                raise errors.not_attached(found.spec.name)
             self.tenants.forget(deployment_id)
             return self._store.finish(deployment_id, (), DETACHED)
 
@@ -344,7 +344,7 @@ class Deployments:
                 hint="Who started it starts and stops it.",
             )
         if found.read_only:
-            raise WrongStateError(f"the deployment {found.spec.name} is deleted: it is read only")
+            raise errors.read_only(found.spec.name)
         return found
 
     def _known(

@@ -19,7 +19,7 @@ from kvrun.gateway.draining import Drain
 from kvrun.gateway.elsewhere import Elsewhere
 from kvrun.gateway.errors import GatewayConfigError
 from kvrun.gateway.identity import identity_policy
-from kvrun.gateway.jwt import JwksFetch, JwtVerifier, file_fetch
+from kvrun.gateway.jwt import JWKS_HINT, JwksFetch, JwtVerifier, file_fetch
 from kvrun.gateway.link import InstanceClient, InstanceLink
 from kvrun.gateway.metrics import GatewayMetrics
 from kvrun.gateway.proxy import GatewayProxy
@@ -195,7 +195,10 @@ def check_settings(settings: GatewaySettings) -> None:
         )
     for name, path in (("tls_cert", settings.tls_cert), ("tls_key", settings.tls_key)):
         if path is not None and not os.access(path, os.R_OK):
-            raise GatewayConfigError(f"gateway.{name} {path} cannot be read")
+            raise GatewayConfigError(
+                f"gateway.{name} {path} cannot be read",
+                hint="It has to be a file that the user of the gateway may read.",
+            )
 
 
 def _authenticator(settings: GatewaySettings) -> Authenticator:
@@ -222,10 +225,12 @@ def _jwks_fetch(settings: JwtSettings) -> JwksFetch:
                 session.get(url, allow_redirects=False) as response,
             ):
                 if response.status != 200:
-                    raise GatewayConfigError(f"{url} answered with status {response.status}")
+                    raise GatewayConfigError(
+                        f"{url} answered with status {response.status}", hint=JWKS_HINT
+                    )
                 return await _read_at_most(response, MAX_JWKS_BYTES, url)
         except aiohttp.ClientError as error:
-            raise GatewayConfigError(f"cannot fetch {url}: {error}") from None
+            raise GatewayConfigError(f"cannot fetch {url}: {error}", hint=JWKS_HINT) from None
 
     return fetch
 
@@ -235,7 +240,7 @@ async def _read_at_most(response: aiohttp.ClientResponse, limit: int, url: str) 
     async for chunk in response.content.iter_any():
         document += chunk
         if len(document) > limit:
-            raise GatewayConfigError(f"{url} is larger than {limit} bytes")
+            raise GatewayConfigError(f"{url} is larger than {limit} bytes", hint=JWKS_HINT)
     return bytes(document)
 
 
@@ -250,5 +255,6 @@ def _read_secret(path: Path | None) -> str | None:
         return path.read_text().strip()
     except OSError as error:
         raise GatewayConfigError(
-            f"cannot read gateway.engine_api_key_file {path}: {error.strerror}"
+            f"cannot read gateway.engine_api_key_file {path}: {error.strerror}",
+            hint="The gateway's user must be able to read the key that the engine asks for.",
         ) from None

@@ -101,6 +101,7 @@ class Elsewhere:
             f"it allows can be reached now ({', '.join(regions)})",
             status=403,
             code="residency_denied",
+            hint="Ask again later, or a gateway of such a region.",
         )
 
     def _more(self, headers: Headers) -> bytes:

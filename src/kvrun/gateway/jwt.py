@@ -18,6 +18,7 @@ JwksFetch = Callable[[], Awaitable[bytes]]
 MIN_REFRESH_S = 30.0
 RETRY_FIRST_FETCH_S = 1.0
 MAX_TOKEN_CHARS = 16_384
+JWKS_HINT = "gateway.jwt says where the issuer's key set is, in jwks_url or jwks_file."
 UNUSABLE = (jwt.InvalidTokenError, ValueError, TypeError)
 """What jwt.decode raises for a token that somebody made up."""
 
@@ -101,7 +102,9 @@ class JwtVerifier:
         try:
             self._keys = parse_jwks(await self._fetch())
         except (OSError, GatewayConfigError) as error:
-            logger.warning("the keys that sign tokens could not be fetched: %s", error)
+            logger.warning(
+                "the keys that sign tokens could not be fetched: %s. %s", error, JWKS_HINT
+            )
             return
         self._fetched_at = self._now()
 
@@ -131,7 +134,9 @@ def parse_jwks(document: bytes) -> dict[str, jwt.PyJWK]:
                     continue  # a shared secret in a public document protects nothing
                 keys[entry["kid"]] = jwt.PyJWK(entry)
     except (msgspec.DecodeError, jwt.PyJWTError, KeyError, TypeError, AttributeError) as error:
-        raise GatewayConfigError(f"the JWKS document is not usable: {error}") from None
+        raise GatewayConfigError(
+            f"the JWKS document is not usable: {error}", hint=JWKS_HINT
+        ) from None
     return keys
 
 

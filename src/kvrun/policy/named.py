@@ -85,7 +85,10 @@ def find_revision(config: KvrunConfig, name: str) -> NamedRevision:
         )
     settings = settings_of(config)
     if settings is None:
-        raise RevisionUnknownError("no repository is connected: builtin-1 applies")
+        raise RevisionUnknownError(
+            "no repository is connected: builtin-1 applies",
+            hint=f"Set residency.repository, or name {ACTIVE!r}.",
+        )
     access = settings.access()
     try:
         git = Git.open(
