@@ -163,63 +163,76 @@ def test_cuda_zeroes_after_what_is_being_computed_and_before_what_comes():
         copier.close()
 
 
-@pytest.fixture
-def playing_cuda(monkeypatch):
-    """Streams and events that write down what happens in which order; memory is the host's."""
-    happened, active = [], ["compute"]
+class WrittenDown:
+    """Streams that write down what happens in which order; memory is the host's."""
 
-    class Event:
-        def record(self, stream):
-            happened.append(("event", getattr(stream, "name", stream)))
+    def __init__(self, status=0):
+        self.happened, self.status = [], status
 
-        def query(self):
-            return True
-
-        def synchronize(self):
-            happened.append(("synchronized",))
-
-    class Stream:
-        name = "copies"
-
-        def wait_stream(self, stream):
-            happened.append(("waits", self.name, stream))
+    def copy_after_compute(self):
+        self.happened.append("copies wait for compute")
 
     @contextlib.contextmanager
-    def on(stream):
-        active.append(stream.name)
+    def copying(self):
+        self.happened.append("copying")
         yield
-        active.pop()
+        self.happened.append("copied")
 
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "stream", on)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: active[-1])
+    def mark_copies(self):
+        self.happened.append("copies marked")
+        return "copies"
 
-    def copier(kv, staging):
-        made = CudaPageCopier.__new__(CudaPageCopier)
-        made._layout = CpuPageCopier(kv, GROUPS, staging)._layout
-        made._device = "cuda:0"
-        made._tensors = [tensor.flatten(1).view(torch.uint8) for tensor in kv]
-        made._host, made._stream, made._pinned = made._layout.staging, Stream(), False
-        return made
+    def mark_compute(self):
+        self.happened.append("compute marked")
+        return "compute"
 
-    return copier, happened
+    def done(self, handle):
+        return True
+
+    def wait(self, handle):
+        self.happened.append(f"{handle} awaited")
+
+    def pin(self, staging):
+        self.happened.append(f"{staging.numel()} bytes pinned")
+        return self.status
+
+    def unpin(self, staging):
+        self.happened.append(f"{staging.numel()} bytes unpinned")
 
 
-def test_the_path_for_cuda_copies_and_zeroes_the_same_pages_in_the_right_order(playing_cuda):
+def test_the_path_for_cuda_copies_and_zeroes_the_same_pages_in_the_right_order():
     """What can be shown without a GPU: which bytes go where, and what waits for what."""
-    made, happened = playing_cuda
-    kv = tensors()
-    copier = made(kv, torch.zeros(1 << 16, dtype=torch.uint8))
+    streams, kv = WrittenDown(), tensors()
+    copier = CudaPageCopier(kv, GROUPS, torch.zeros(1 << 16, dtype=torch.uint8), streams)
+    assert streams.happened == ["65536 bytes pinned"]
+    streams.happened.clear()
     round_trip(copier, kv)
-    assert happened[:2] == [("waits", "copies", "compute"), ("event", "copies")]
-    happened.clear()
+    one_way = ["copies wait for compute", "copying", "copied", "copies marked", "copies awaited"]
+    assert streams.happened == 2 * one_way
+    streams.happened.clear()
     before = [tensor.clone() for tensor in kv]
     copier.wait(copier.submit_zero([2, 5]))
     # On the compute stream itself: after what runs, before what comes.
-    assert happened == [("event", "compute"), ("synchronized",)]
+    assert streams.happened == ["compute marked", "compute awaited"]
     for tensor, old in zip(kv, before, strict=True):
         for block in range(BLOCKS):
             wanted = torch.zeros_like(old[block]) if block in (2, 5) else old[block]
             assert torch.equal(tensor[block], wanted)
     with pytest.raises(PageLayoutError, match="block 7"):
         copier.submit_zero([BLOCKS])
+    streams.happened.clear()
+    copier.close()
+    copier.close()
+    assert streams.happened == ["65536 bytes unpinned"]
+
+
+def test_staging_that_cannot_be_pinned_is_refused_with_what_would_help():
+    staging = torch.zeros(1 << 16, dtype=torch.uint8)
+    with pytest.raises(PageLayoutError, match="cudaError 2") as refused:
+        CudaPageCopier(tensors(), GROUPS, staging, WrittenDown(status=2))
+    assert "memlock" in refused.value.hint
+
+
+def test_tensors_that_are_on_no_gpu_are_refused():
+    with pytest.raises(PageLayoutError, match="are on cpu"):
+        CudaPageCopier(tensors(), GROUPS, torch.zeros(1 << 16, dtype=torch.uint8))

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 
 from kvrun.engines.copying import CopyHandle, PageCopier, PageCopy
+from kvrun.engines.streams import CudaStreams, Streams
 from kvrun.errors import KvrunError
 
 
@@ -121,10 +122,10 @@ class CpuPageCopier:
 class CudaPageCopier:
     """Pages in GPU memory: asynchronous copies on a stream of their own, staging pinned.
 
-    Arguments as for :class:`CpuPageCopier`; all tensors are on one CUDA device, and ``staging``
-    lies at least as long as the copier. A batch starts after everything submitted to the
-    device's current stream at that moment, so a gather sees finished pages and a scatter never
-    overtakes a kernel that still reads the page.
+    Arguments as for :class:`CpuPageCopier`; all tensors are on one CUDA device, whose ``streams``
+    are used, and ``staging`` lies at least as long as the copier. A batch starts after everything
+    submitted to the device's current stream at that moment, so a gather sees finished pages and a
+    scatter never overtakes a kernel that still reads the page.
     """
 
     def __init__(
@@ -132,25 +133,15 @@ class CudaPageCopier:
         tensors: Sequence[torch.Tensor],
         group_refs: Sequence[Sequence[tuple[int, int]]],
         staging: memoryview | torch.Tensor,
+        streams: Streams | None = None,
     ) -> None:
         self._layout = _Layout(tensors, group_refs, staging)
-        devices = {tensor.device for tensor in tensors}
-        if len(devices) != 1 or next(iter(devices)).type != "cuda":
-            raise PageLayoutError(
-                f"the KV tensors are on {', '.join(sorted(map(str, devices)))}",
-                hint="all of them must be on one CUDA device",
-            )
-        self._device = devices.pop()
+        self._streams = streams or CudaStreams(_cuda_device(tensors))
         self._tensors = [tensor.flatten(1).view(torch.uint8) for tensor in tensors]
         self._host = self._layout.staging
-        self._stream = torch.cuda.Stream(device=self._device)
-        with torch.cuda.device(self._device):
-            status = torch.cuda.cudart().cudaHostRegister(
-                self._host.data_ptr(), self._host.numel(), 0
-            )
-        if int(status) != 0:
+        if status := self._streams.pin(self._host):
             raise PageLayoutError(
-                f"CUDA cannot pin {self._host.numel()} bytes of staging (cudaError {int(status)})",
+                f"CUDA cannot pin {self._host.numel()} bytes of staging (cudaError {status})",
                 hint="raise the memlock limit (ulimit -l), or use a smaller context window",
             )
         self._pinned = True
@@ -172,36 +163,27 @@ class CudaPageCopier:
         computed from now on finds them zero."""
         for row in self._layout.rows(block_ids):
             row.zero_()
-        event = torch.cuda.Event()
-        event.record(torch.cuda.current_stream(self._device))
-        handle: CopyHandle = event
-        return handle
+        return self._streams.mark_compute()
 
     def done(self, handle: CopyHandle) -> bool:
         """Whether every copy of the batch is complete."""
-        assert isinstance(handle, torch.cuda.Event)
-        return bool(handle.query())
+        return self._streams.done(handle)
 
     def wait(self, handle: CopyHandle) -> None:
         """Blocks this thread, not the device, until the batch is complete."""
-        assert isinstance(handle, torch.cuda.Event)
-        handle.synchronize()
+        self._streams.wait(handle)
 
     def close(self) -> None:
         """Waits for the copies under way and unpins staging."""
-        if not self._pinned:
-            return
-        self._pinned = False
-        self._stream.synchronize()
-        with torch.cuda.device(self._device):
-            torch.cuda.cudart().cudaHostUnregister(self._host.data_ptr())
+        if self._pinned:
+            self._pinned = False
+            self._streams.unpin(self._host)
 
     def _submit(self, batch: Sequence[PageCopy], *, into_staging: bool) -> CopyHandle:
         for group, block_id, offset in batch:
             self._layout.check(group, block_id, offset)
-        event = torch.cuda.Event()
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._stream):
+        self._streams.copy_after_compute()
+        with self._streams.copying():
             for group, block_id, offset in batch:
                 for tensor_idx, size in self._layout.groups[group]:
                     page = self._tensors[tensor_idx][block_id, :size]
@@ -211,9 +193,18 @@ class CudaPageCopier:
                     else:
                         page.copy_(host, non_blocking=True)
                     offset += size
-            event.record(self._stream)
-        handle: CopyHandle = event
-        return handle
+        return self._streams.mark_copies()
+
+
+def _cuda_device(tensors: Sequence[torch.Tensor]) -> torch.device:
+    """The one CUDA device of all tensors. Raises PageLayoutError."""
+    devices = {tensor.device for tensor in tensors}
+    if len(devices) != 1 or next(iter(devices)).type != "cuda":
+        raise PageLayoutError(
+            f"the KV tensors are on {', '.join(sorted(map(str, devices)))}",
+            hint="all of them must be on one CUDA device",
+        )
+    return devices.pop()
 
 
 class _Complete:
