@@ -210,7 +210,7 @@ def test_a_bucket_that_cannot_be_asked_gets_nothing_that_would_not_be_held(
 @pytest.mark.parametrize(
     ("code", "begins"),
     [
-        ("AccessDenied", "Allow s3:PutObjectRetention"),
+        ("AccessDenied", "Allow s3:GetObject and s3:PutObjectRetention"),
         ("InvalidAccessKeyId", "storage.options, or AWS_ENDPOINT"),
         ("SlowDown", "storage.options, or AWS_ENDPOINT"),
     ],

@@ -28,7 +28,7 @@ _STRICT = "COMPLIANCE"
 _ATTEMPTS = 3
 _ALLOW = "Allow s3:GetBucketObjectLockConfiguration."
 _ALLOW_RETENTION = (
-    "Allow s3:PutObjectRetention in the bucket. Where nothing there need be held,"
+    "Allow s3:GetObject and s3:PutObjectRetention in the bucket. Where nothing there need be held,"
     ' storage.object_lock = "off" says so.'
 )
 _log = logging.getLogger(__name__)
@@ -216,8 +216,8 @@ _NOT_THERE = (
     "NotImplemented",
     "NoSuchObjectLockConfiguration",
 )
-_DENIED = ("AccessDenied", "AllAccessDisabled", "MethodNotAllowed", "NotImplemented")
-"""Codes of a store that knows who asks, and does not let them set a retention."""
+_DENIED = ("403", "AccessDenied", "AllAccessDisabled", "MethodNotAllowed", "NotImplemented")
+"""Codes of a store that knows who asks, and does not let them look or set a retention."""
 
 
 def _asked(call: Callable[[], Any], what: str) -> Any:
