@@ -57,6 +57,7 @@ def test_a_check_that_was_not_run_or_not_met_is_never_shown_as_met() -> None:
     assert results["restart"] == ["**not met**", "not run"]
     assert results[LOG_CHECK] == ["met", "not run"]
     assert results["daemon-gone"] == ["not run", "not run"]
+    assert f"1 of {len(NAMES)} checks met, {len(NAMES) - 2} not run. Commit" in section
 
 
 @pytest.mark.parametrize(

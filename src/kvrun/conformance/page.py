@@ -53,10 +53,12 @@ def _said(name: str, record: CheckRecord | None) -> str:
     if record is None:
         why = _NOT_STARTED if name == "tensorrt-llm" else ""
         return f"* {_NAMES[name]}: not run{why}."
-    missing = sum(record.met(check) is None for check in ALL)
-    left = f" {missing} were not run." if missing else ""
+    results = [record.met(check) for check in ALL]
+    missing = results.count(None)
+    left = f", {missing} not run" if missing else ""
     return (
-        f"* {_NAMES[name]}: {record.summary}{left} Commit {record.commit}, {record.machine};"
+        f"* {_NAMES[name]}: {record.version}, {record.date}: {results.count(True)} of {len(ALL)}"
+        f" checks met{left}. Commit {record.commit}, {record.machine};"
         f" `{_command(name)}`, kept as [JSON](engine-checks/{name}.json)."
     )
 

@@ -44,9 +44,9 @@ class CheckRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def summary(self) -> str:
-        """In one sentence."""
+        """In one sentence; how many checks there are is not the record's to know."""
         met = sum(row.met for row in self.rows)
-        return f"{self.version}, {self.date}: {met} of {len(self.rows)} checks met."
+        return f"{self.version}, {self.date}: {len(self.rows)} checks run, {met} met."
 
 
 @cache
