@@ -154,6 +154,8 @@ class Site:
         self.disk = DiskTier(self.folder / "disk", max_bytes=ON_DISK * CELL, sharing=on_disk)
         write = self.disk.folder.write
         cast(Any, self.disk.folder).write = lambda *a: self.cut.change(lambda: write(*a))
+        for name in ("set_aside", "empty_outgoing"):
+            setattr(self.disk.folder, name, self._cut_short(getattr(self.disk.folder, name)))
         in_memory = Sharing(cap_of=self.residency.cap_of(Tier.MEMORY))
         self.store = CacheStore(
             memory=MemoryTier[Any](CELL * CELLS, lock=False, sharing=in_memory),
@@ -281,6 +283,14 @@ class Site:
 
     def _count(self, event: CacheEvent) -> None:
         self.happened[event.kind, event.tier] += event.blocks
+
+    def _cut_short(self, change: Callable[[str, str], int]) -> Callable[[str, str], int]:
+        def make(tenant_ref: str, session_ref: str) -> int:
+            answers: list[int] = []
+            self.cut.change(lambda: answers.append(change(tenant_ref, session_ref)))
+            return answers[0]
+
+        return make
 
     def _packs(self, tenant_ref: str) -> list[Path]:
         packs = in_bucket(self.root, self.bucket_name, tenant_ref)

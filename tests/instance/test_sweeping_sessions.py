@@ -24,6 +24,10 @@ class Cache:
     def __init__(self) -> None:
         self.both = threading.Barrier(len(REFS), timeout=20)
         self.left: list[tuple[str, str]] = []
+        self.outgoing = 0
+
+    def remove_outgoing(self) -> None:
+        """Nothing can be removed."""
 
     def session_refs(self) -> list[tuple[str, str]]:
         return [ref for ref in REFS if ref not in self.left]
@@ -37,7 +41,7 @@ class Cache:
         return dict.fromkeys(why, (1, 100))
 
     def levels(self) -> SimpleNamespace:
-        return SimpleNamespace(object_available=True, has_objects=False)
+        return SimpleNamespace(object_available=True, has_objects=False, outgoing=self.outgoing)
 
 
 def test_sessions_leave_side_by_side_and_all_of_them_are_counted() -> None:
@@ -56,6 +60,9 @@ def test_sessions_leave_side_by_side_and_all_of_them_are_counted() -> None:
     assert report.blocks == {"memory": 2, "disk": 2, "object": 2}
     assert report.size_bytes == {"memory": 200, "disk": 200, "object": 200}
     assert [sweep.run(), sweep.run()] == [0, 0]
+    cache.outgoing = 1
+    assert not sweep.report().done, "files are left of what nobody finds any more"
+    cache.outgoing = 0
     assert sweep.report().done
 
 

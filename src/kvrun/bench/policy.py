@@ -4,6 +4,7 @@ and what requests notice of the two."""
 from __future__ import annotations
 
 import random
+import statistics
 import time
 from collections.abc import Callable, Sequence
 
@@ -16,6 +17,8 @@ from kvrun.bench.sweeping import (
     MATCHED_NAMES,
     OPENED_BLOCKS,
     OPENED_BYTES,
+    REQUESTS,
+    Beside,
     longest_wait_ms,
     requests_beside_a_sweep,
     seconds_to_sweep,
@@ -120,8 +123,8 @@ def run_policy_bench(rules: int, tenants: int, blocks: int, ttft_ms: float | Non
             value=million_s,
             unit="s for 1,000,000 blocks",
             against=f"measured with {blocks} small blocks, each in memory and as a file just "
-            f"written; it waits for {SWEEP_REST:.0%} of the time that it works, included; nobody "
-            "asks for blocks meanwhile",
+            f"written; it waits for {SWEEP_REST:.0%} of the processor's time that it works, "
+            "included; nobody asks for blocks meanwhile",
             goal=str(_SWEEP),
             met=_SWEEP.holds(million_s),
         ),
@@ -132,13 +135,7 @@ def run_policy_bench(rules: int, tenants: int, blocks: int, ttft_ms: float | Non
             against="what the file system takes longer for files that are there for long",
         ),
         *_beside(beside.pairs, ttft_ms),
-        Row(
-            metric="sweep beside these requests",
-            value=beside.million_s,
-            unit="s for 1,000,000 blocks",
-            against="it waits for "
-            f"{REST_WHILE_ASKED:g} times as long as it works while requests look up or read blocks",
-        ),
+        _meanwhile(beside),
     )
     return Report(bench="policy", machine=describe_machine(), commit=describe_commit(), rows=rows)
 
@@ -170,6 +167,21 @@ def _beside(pairs: Sequence[tuple[float, float]], ttft_ms: float | None) -> tupl
             "the engine computes on a device or cores of its own",
             goal=_OF_TTFT,
         ),
+    )
+
+
+def _meanwhile(beside: Beside) -> Row:
+    """How long a sweep takes where requests come all the time, and they beside it."""
+    took = f"of {statistics.median(beside.meanwhile_ms):.3g} ms " if beside.meanwhile_ms else ""
+    return Row(
+        metric="sweep beside these requests",
+        value=beside.million_s,
+        unit="s for 1,000,000 blocks",
+        against=f"{len(beside.meanwhile_ms) * REQUESTS} requests {took}in the median, one after "
+        f"the other until it is through; it waits for {REST_WHILE_ASKED:g} times the processor's "
+        "time that it works while they look up or read blocks",
+        goal=str(_SWEEP),
+        met=None if beside.million_s is None else _SWEEP.holds(beside.million_s),
     )
 
 

@@ -30,9 +30,11 @@ OPENED_BYTES = 128 << 10
 MATCHED_NAMES = 512
 _CELL_BYTES = 64
 _SESSIONS = 100
-_REQUESTS = 3
-_SETTLE_S = 0.2
-"""Within this time a sweep that is to stand still does: its pieces of work are smaller."""
+REQUESTS = 3
+_SETTLE_S = 0.5
+"""Within this time a sweep that is to stand still does: files that go together are fewer."""
+_LEAD_S = 0.05
+"""So long a sweep goes on before a request comes: files are being removed by then."""
 _ENOUGH_BLOCKS = 250_000
 _ASKING = "a" * 32
 _STRICT = closed_table(InstanceFacts(), {})
@@ -56,14 +58,17 @@ def seconds_to_sweep(blocks: int, rest: float) -> float:
 @dataclass(frozen=True, slots=True)
 class Beside:
     """Pairs of milliseconds a request of another tenant takes, beside a sweep and without one, and
-    the seconds in which the sweep takes a million blocks away beside such requests."""
+    the seconds in which the sweep takes a million blocks away where such requests come one after
+    the other; of each of those the milliseconds too."""
 
     pairs: list[tuple[float, float]]
     million_s: float | None
+    meanwhile_ms: list[float]
 
 
 def requests_beside_a_sweep(blocks: int, rest: float, pairs: int) -> Beside:
-    """Requests, one after the other; fewer than asked for where the sweep was through before."""
+    """Requests in pairs; fewer than asked for where the sweep was through before. What is left is
+    swept while requests come."""
     with _filled(min(blocks, _ENOUGH_BLOCKS)) as store:
         session = store.session(_ASKING, "0" * 32, epoch=1)
         request = _Request(session)
@@ -71,13 +76,8 @@ def requests_beside_a_sweep(blocks: int, rest: float, pairs: int) -> Beside:
         pace = Pacer(rest, asked=lambda: store.asked)
 
         def pause() -> None:
-            nonlocal pace
             pace()
-            if not going.is_set():
-                going.wait()
-                pace = Pacer(
-                    rest, asked=lambda: store.asked
-                )  # to stand still is no work: no wait is owed for it
+            going.wait()
 
         sweep = Sweep(_Instance(store), pause)
 
@@ -85,17 +85,12 @@ def requests_beside_a_sweep(blocks: int, rest: float, pairs: int) -> Beside:
             sweep.run()
             ended.set()
 
-        swept, went_s = 0, 0.0
-
         def beside() -> float:
-            nonlocal swept, went_s
-            before, began = store.levels().disk_blocks, time.perf_counter()
             going.set()
+            time.sleep(_LEAD_S)
             taken = request.milliseconds()
             going.clear()
-            went_s += time.perf_counter() - began
             time.sleep(_SETTLE_S)
-            swept += before - store.levels().disk_blocks
             if not ended.is_set():
                 return taken
             raise _ThroughError
@@ -109,10 +104,13 @@ def requests_beside_a_sweep(blocks: int, rest: float, pairs: int) -> Beside:
                 measured += measure_pairs(beside, request.milliseconds, 1)
         except _ThroughError:
             pass
-        finally:
-            going.set()
-            thread.join()
-        return Beside(measured, went_s / swept * 1e6 if swept else None)
+        left, meanwhile, began = store.levels().disk_blocks, [], time.perf_counter()
+        going.set()
+        while not ended.is_set():
+            meanwhile.append(request.milliseconds())
+        took = time.perf_counter() - began
+        thread.join()
+        return Beside(measured, took / left * 1e6 if meanwhile and left else None, meanwhile)
 
 
 def unlink_us(files: int = 2000) -> float:
@@ -152,13 +150,13 @@ class _Request:
     def milliseconds(self) -> float:
         """Of one request; the mean of several in a row."""
         began = time.perf_counter()
-        for _ in range(_REQUESTS):
+        for _ in range(REQUESTS):
             self.session.match(self._names)
             for name in self._names[:OPENED_BLOCKS]:
                 with self.session.read(name) as found:
                     assert found is not None
                     self._sealer.open_into(b"bench", self._sealed, self._out)
-        return (time.perf_counter() - began) / _REQUESTS * 1e3
+        return (time.perf_counter() - began) / REQUESTS * 1e3
 
 
 @contextmanager

@@ -10,17 +10,20 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from kvrun.cache.diskspace import Deleted, DiskSession, DiskSpace
+from kvrun.cache.diskleaving import DiskLeaving
+from kvrun.cache.diskspace import Deleted, DiskSession
 from kvrun.cache.errors import DiskWriteError
-from kvrun.cache.folder import BlockFolder, FolderDrop, checked_ref
+from kvrun.cache.folder import BlockFolder, FolderDrop
+from kvrun.cache.foldertree import checked_ref
 from kvrun.cache.order import NONE, Sharing
+from kvrun.cache.outgoing import Outgoing
 
 __all__ = ["DiskSession", "DiskTier"]
 
 _QUARANTINE_LIMIT = 64
 
 
-class DiskTier(DiskSpace):
+class DiskTier(DiskLeaving):
     """Sealed blocks as files under ``root``, at most ``max_bytes`` of them together.
 
     ``now`` is a monotonic clock for retries, ``wall`` the time since 1970 that file times are
@@ -158,26 +161,6 @@ class DiskTier(DiskSpace):
         except OSError as error:
             self._turn_off(error)
 
-    def remove_all(
-        self, session: DiskSession, blocks: Iterable[tuple[bytes, int]]
-    ) -> tuple[int, int]:
-        """Takes blocks, (name, slot), out together; how many were there and their bytes."""
-        with self._lock:
-            names, size = self._slots.remove_all(session, blocks)
-            session.blocks -= len(names)
-            session.bytes -= size
-            self._blocks -= len(names)
-            self._bytes -= size
-        try:
-            self.folder.remove_all(session.tenant_ref, session.session_ref, names)
-        except OSError as error:
-            self._turn_off(error)
-        return len(names), size
-
-    def remove_rest(self, session: DiskSession) -> None:
-        """Removes whatever else stands in a session's folders, such as half a block."""
-        self.folder.drop(*_key(session))
-
     def drop_session(self, session: DiskSession, blocks: Iterable[tuple[bytes, int]]) -> FolderDrop:
         """Removes an opened session's files for good; later writes to it are refused.
 
@@ -189,22 +172,29 @@ class DiskTier(DiskSpace):
                 self._slots.remove_all(session, blocks)
                 self._bytes -= session.bytes
                 self._blocks -= session.blocks
+                self._outgoing.set(_key(session), Outgoing())
                 session.blocks = session.bytes = 0
+                session.left = []
                 self._opened.pop(_key(session), None)
             return self.folder.drop(*_key(session))
 
-    def drop_unopened(
-        self, tenant_ref: str, session_ref: str, pause: Callable[[], None] = lambda: None
-    ) -> FolderDrop:
-        """Removes the files of a session that is not open; ``pause`` is called every few files."""
+    def drop_unopened(self, tenant_ref: str, session_ref: str) -> FolderDrop:
+        """Removes the files of a session that is not open."""
+        key = (checked_ref(tenant_ref), checked_ref(session_ref))
         with self._lock:
-            key = (checked_ref(tenant_ref), checked_ref(session_ref))
             self._bytes -= self._unopened.pop(key)
-        return self.folder.drop(tenant_ref, session_ref, pause)
+            self._outgoing.set(key, Outgoing())
+        return self.folder.drop(*key)
+
+    def held(self, session: DiskSession) -> tuple[int, int]:
+        """Blocks and bytes of a session, those that leave too until their files are removed."""
+        with self._lock:
+            leaves = self._outgoing.of(_key(session))
+            return session.blocks + leaves.blocks, session.bytes + leaves.bytes
 
     def session_refs(self) -> list[tuple[str, str]]:
-        """Every (tenant_ref, session_ref) with a folder, opened or not."""
-        return self.folder.sessions()
+        """Every (tenant_ref, session_ref) with a folder, opened or not, or on its way out."""
+        return self.folder.sessions() + self.folder.outgoing()
 
     def close(self) -> None:
         """Remembers which sessions were in use and gives the folder back."""

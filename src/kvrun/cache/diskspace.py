@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from kvrun.cache.errors import DiskWriteError
 from kvrun.cache.folder import BlockFolder
 from kvrun.cache.order import NONE, Sharing, UseOrder
+from kvrun.cache.outgoing import Key, Outgoing, OutgoingSessions
 from kvrun.cache.placement import CAPACITY, Basis
 from kvrun.cache.slots import Slots
 from kvrun.cache.unopened import UnopenedSessions
@@ -21,7 +22,9 @@ Evicted = Callable[[tuple[str, str], int, int, Basis], None]
 class DiskSession:
     """One opened session of the disk tier; made by :meth:`DiskTier.open_session`."""
 
-    __slots__ = ("blocks", "bytes", "dropped", "io_lock", "on_deleted", "session_ref", "tenant_ref")
+    __slots__ = (
+        "blocks", "bytes", "dropped", "io_lock", "left", "on_deleted", "session_ref", "tenant_ref"
+    )  # fmt: skip
 
     def __init__(self, tenant_ref: str, session_ref: str, on_deleted: Deleted) -> None:
         self.tenant_ref = tenant_ref
@@ -31,6 +34,7 @@ class DiskSession:
         self.dropped = False
         self.blocks = 0
         self.bytes = 0
+        self.left: list[bytes] = []
 
 
 class DiskSpace:
@@ -61,6 +65,7 @@ class DiskSpace:
         self._bytes = 0
         self._blocks = 0
         self._unopened = UnopenedSessions()
+        self._outgoing = OutgoingSessions()
         self._opened: dict[tuple[str, str], DiskSession] = {}
         self._slots = Slots[DiskSession](max_bytes, sharing)
         self.on_evicted: Evicted = lambda key, blocks, size, basis: None
@@ -68,8 +73,11 @@ class DiskSpace:
 
     @property
     def used_bytes(self) -> int:
-        """Sealed bytes known to be on disk; complete after :meth:`survey`."""
-        return self._bytes
+        """Sealed bytes known to be on disk; complete after :meth:`survey`.
+
+        What leaves counts until its files are removed.
+        """
+        return self._bytes + self._outgoing.bytes
 
     @property
     def order(self) -> UseOrder:
@@ -78,8 +86,13 @@ class DiskSpace:
 
     @property
     def known_blocks(self) -> int:
-        """Blocks of the sessions that were opened since the start."""
-        return self._blocks
+        """Blocks of the sessions that were opened since the start, and those that leave."""
+        return self._blocks + self._outgoing.blocks
+
+    @property
+    def outgoing(self) -> int:
+        """Sessions with blocks that nobody finds any more and whose files are not removed yet."""
+        return len(self._outgoing)
 
     def survey(self) -> None:
         """Adds up what the folder holds (once) and removes what interrupted writes left.
@@ -90,6 +103,9 @@ class DiskSpace:
         with self._survey_lock:
             if self._surveyed:
                 return
+            for key in self.folder.outgoing():
+                if not self._outgoing.of(key).blocks:  # else it leaves just now
+                    self._count(key)
             self._quarantined = self.folder.quarantined()
             for key in self.folder.sessions():
                 self._survey_session(key)
@@ -151,9 +167,9 @@ class DiskSpace:
                 lambda: not self._is_beyond_quota(tenant_ref, size),
                 self.bound(tenant_ref),
             )
-        if self._bytes + size > self.max_bytes:
+        if self.used_bytes + size > self.max_bytes:
             target = max(0, min(int(self.max_bytes * _LOW_WATER), self.max_bytes - size))
-            self._remove_until(tenant_ref, size, lambda: self._bytes <= target)
+            self._remove_until(tenant_ref, size, lambda: self.used_bytes <= target)
         if self._is_beyond_quota(tenant_ref, size):
             raise DiskWriteError(f"a block of {size} bytes exceeds the tenant's quota")
 
@@ -201,6 +217,14 @@ class DiskSpace:
             self._forget_slot_locked(slot)
             return True
 
+    def _count(self, key: Key, pause: Callable[[], None] = lambda: None) -> Outgoing:
+        """Counts what is left of a session's folder that was moved aside."""
+        found = self.folder.measure_outgoing(*key, pause)
+        left = Outgoing(found.blocks, found.bytes)
+        with self._lock:
+            self._outgoing.set(key, left)
+        return left
+
     def _survey_session(self, key: tuple[str, str]) -> None:
         try:
             found = self.folder.survey(*key)
@@ -212,8 +236,8 @@ class DiskSpace:
                 self._bytes += found.bytes
 
     def _is_beyond_quota(self, tenant_ref: str, size: int) -> bool:
-        unopened = self._unopened.bytes_of(tenant_ref)
-        return self._slots.order.is_beyond_quota(tenant_ref, size + unopened)
+        size += self._unopened.bytes_of(tenant_ref) + self._outgoing.bytes_of(tenant_ref)
+        return self._slots.order.is_beyond_quota(tenant_ref, size)
 
     def _remove_until(
         self,

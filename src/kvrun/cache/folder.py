@@ -1,8 +1,9 @@
 """Files of sealed blocks under one root folder: one file a block.
 
-``kv/<tenant_ref>/<session_ref>/<name as hex>.kvs``, folders 0700, files 0600. Every step down the
-tree refuses symbolic links, a file appears only complete (written under a temporary name, then
-renamed), and what does not look like one of our files is never read or counted.
+``kv/<tenant_ref>/<session_ref>/<name as hex>.kvs``, folders 0700, files 0600. A file appears only
+complete (written under a temporary name, then renamed), and what does not look like one of our
+files is never read or counted. A session's folder that is to go is moved to ``outgoing`` first,
+where nothing is read, and is emptied there.
 """
 
 import errno
@@ -11,19 +12,20 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from kvrun.cache.errors import CacheFolderError
+from kvrun.cache.foldertree import DIR_FLAGS, FolderTree
+from kvrun.cache.unlinking import Unlinker
 from kvrun.directread import read_file
 
 _FILE = re.compile(r"([0-9a-f]{32})\.kvs")
 _TEMPORARY = re.compile(r"\.[0-9a-f]{32}\.[0-9]+\.tmp")
-_REF = re.compile(r"[A-Za-z0-9_-]{1,128}")
-_DIR_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _BLOCKS = "kv"
 _QUARANTINE = "quarantine"
+_OUTGOING = "outgoing"
 _AT_ONCE = 128
 
 
@@ -43,6 +45,9 @@ class FolderTotal:
     blocks: int
     bytes: int
     changed: float
+
+
+_NOTHING = FolderTotal(0, 0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,15 +73,17 @@ class BlockFolder:
         hint = "it must be a folder that this user can read and write, not a link"
         try:
             root.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._root_fd = os.open(root, _DIR_FLAGS)
+            self._root_fd = os.open(root, DIR_FLAGS)
         except OSError as error:
             raise CacheFolderError(
                 f"cannot open the cache folder {root}: {error.strerror}", hint=hint
             ) from error
+        self._tree = FolderTree(self._root_fd)
+        self._unlinker = Unlinker()
         try:
             os.fchmod(self._root_fd, 0o700)
-            for area in (_BLOCKS, _QUARANTINE):
-                os.close(_descend(self._root_fd, area, create=True))
+            for area in (_BLOCKS, _QUARANTINE, _OUTGOING):
+                self._tree.make_area(area)
             self._probe()
         except OSError as error:
             os.close(self._root_fd)
@@ -85,14 +92,15 @@ class BlockFolder:
             ) from error
 
     def close(self) -> None:
-        """Gives the descriptor of the root back."""
+        """Waits for what is being removed, and gives the descriptor of the root back."""
+        self._unlinker.close()
         os.close(self._root_fd)
 
     def write(self, tenant_ref: str, session_ref: str, name: bytes, data: memoryview) -> None:
         """Writes one block so that it appears complete or not at all. Raises OSError."""
         for attempt in (1, 2):
             try:
-                with self._session(_BLOCKS, tenant_ref, session_ref, create=True) as folder:
+                with self._tree.session(_BLOCKS, tenant_ref, session_ref, create=True) as folder:
                     self._write_in(folder, name, data)
                 return
             except FileNotFoundError:
@@ -103,7 +111,7 @@ class BlockFolder:
     def read_into(self, tenant_ref: str, session_ref: str, name: bytes, out: memoryview) -> int:
         """Reads at most ``len(out)`` bytes of a block's file; returns how many. Raises OSError."""
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        with self._session(_BLOCKS, tenant_ref, session_ref) as folder:
+        with self._tree.session(_BLOCKS, tenant_ref, session_ref) as folder:
             file = os.open(_file_name(name), flags, dir_fd=folder)
         try:
             if not stat.S_ISREG(os.fstat(file).st_mode):
@@ -115,7 +123,7 @@ class BlockFolder:
     def remove(self, tenant_ref: str, session_ref: str, name: bytes) -> bool:
         """Removes one block's file; False when it was not there. Raises OSError."""
         try:
-            with self._session(_BLOCKS, tenant_ref, session_ref) as folder:
+            with self._tree.session(_BLOCKS, tenant_ref, session_ref) as folder:
                 os.unlink(_file_name(name), dir_fd=folder)
         except FileNotFoundError:
             return False
@@ -125,7 +133,7 @@ class BlockFolder:
         """Removes the files of many blocks, those that are there. Raises OSError at the end."""
         failed: OSError | None = None
         try:
-            with self._session(_BLOCKS, tenant_ref, session_ref) as folder:
+            with self._tree.session(_BLOCKS, tenant_ref, session_ref) as folder:
                 for name in names:
                     try:
                         os.unlink(_file_name(name), dir_fd=folder)
@@ -143,8 +151,8 @@ class BlockFolder:
         file = _file_name(name)
         try:
             with (
-                self._session(_BLOCKS, tenant_ref, session_ref) as source,
-                self._session(_QUARANTINE, tenant_ref, session_ref, create=True) as target,
+                self._tree.session(_BLOCKS, tenant_ref, session_ref) as source,
+                self._tree.session(_QUARANTINE, tenant_ref, session_ref, create=True) as target,
             ):
                 os.rename(file, file, src_dir_fd=source, dst_dir_fd=target)
         except FileNotFoundError:
@@ -154,70 +162,126 @@ class BlockFolder:
     def blocks(self, tenant_ref: str, session_ref: str) -> list[BlockFile]:
         """The blocks of one session, oldest change first. Anything else there is ignored."""
         try:
-            with self._session(_BLOCKS, tenant_ref, session_ref) as folder:
+            with self._tree.session(_BLOCKS, tenant_ref, session_ref) as folder:
                 found = list(_block_files(folder))
         except FileNotFoundError:
             return []
         found.sort(key=lambda file: file.changed)
         return found
 
+    def held(self, tenant_ref: str, session_ref: str) -> tuple[int, int]:
+        """Blocks and bytes that a session has here, those too that are on their way out."""
+        files = self.blocks(tenant_ref, session_ref)
+        leaves = self.measure_outgoing(tenant_ref, session_ref)
+        return len(files) + leaves.blocks, sum(file.size for file in files) + leaves.bytes
+
     def survey(self, tenant_ref: str, session_ref: str) -> FolderTotal:
         """What ``blocks`` would list, added up, and removes what an interrupted write left.
 
         A start does this for every session, before the first write. Raises OSError.
         """
-        try:
-            with self._session(_BLOCKS, tenant_ref, session_ref) as folder:
-                return _survey(folder)
-        except FileNotFoundError:
-            return FolderTotal(0, 0, 0.0)
+        return self._survey(_BLOCKS, tenant_ref, session_ref)
 
     def sessions(self) -> list[tuple[str, str]]:
         """Every (tenant_ref, session_ref) that has a folder."""
-        return list(self._sessions_in(_BLOCKS))
+        return list(self._tree.sessions(_BLOCKS))
 
     def quarantined(self) -> int:
         """How many files stand in quarantine."""
         total = 0
-        for tenant_ref, session_ref in list(self._sessions_in(_QUARANTINE)):
+        for tenant_ref, session_ref in list(self._tree.sessions(_QUARANTINE)):
             with (
                 suppress(OSError),
-                self._session(_QUARANTINE, tenant_ref, session_ref) as folder,
+                self._tree.session(_QUARANTINE, tenant_ref, session_ref) as folder,
             ):
                 total += sum(1 for _ in _block_files(folder))
         return total
 
-    def drop(
+    def set_aside(self, tenant_ref: str, session_ref: str) -> bool:
+        """Moves a session's folder to ``outgoing`` in one step: nobody finds a block of it again.
+
+        False where the session has no folder, or an older one of it is still there. Raises OSError.
+        """
+        try:
+            with (
+                self._tree.tenant(_BLOCKS, tenant_ref) as source,
+                self._tree.tenant(_OUTGOING, tenant_ref, create=True) as target,
+            ):
+                os.rename(session_ref, session_ref, src_dir_fd=source, dst_dir_fd=target)
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST):
+                return False
+            raise
+        self._tree.remove_empty(_BLOCKS, tenant_ref, session_ref)
+        return True
+
+    def outgoing(self) -> list[tuple[str, str]]:
+        """Every (tenant_ref, session_ref) with a folder that was moved aside."""
+        return list(self._tree.sessions(_OUTGOING))
+
+    def measure_outgoing(
         self, tenant_ref: str, session_ref: str, pause: Callable[[], None] = lambda: None
-    ) -> FolderDrop:
-        """Removes every file of a session, quarantined ones too, and its emptied folders.
+    ) -> FolderTotal:
+        """What is left of a session's folder that was moved aside; nothing where it has none.
 
         ``pause`` is called every few files.
         """
+        return self._survey(_OUTGOING, tenant_ref, session_ref, pause)
+
+    def empty_outgoing(self, tenant_ref: str, session_ref: str) -> int:
+        """Removes a folder that was moved aside; how many of its entries could not be removed.
+
+        Raises OSError where the folder cannot be opened.
+        """
+        return self._empty(_OUTGOING, tenant_ref, session_ref)
+
+    def empty_quarantine(self, tenant_ref: str, session_ref: str) -> int:
+        """The same of what a session has in quarantine."""
+        return self._empty(_QUARANTINE, tenant_ref, session_ref)
+
+    def drop(self, tenant_ref: str, session_ref: str) -> FolderDrop:
+        """Removes every file of a session, whatever its name and wherever it was moved, and its
+        emptied folders."""
         blocks = size = failed = 0
-        for area in (_BLOCKS, _QUARANTINE):
+        for area in (_BLOCKS, _QUARANTINE, _OUTGOING):
             try:
-                with self._session(area, tenant_ref, session_ref) as folder:
-                    removed = _remove_all(folder, pause)
-            except FileNotFoundError:
-                continue
+                found = self._survey(area, tenant_ref, session_ref)
+                left = self._empty(area, tenant_ref, session_ref)
+                rest = self._survey(area, tenant_ref, session_ref) if left else _NOTHING
             except OSError:
                 failed += 1
                 continue
-            blocks += removed.blocks
-            size += removed.bytes
-            failed += removed.failed
-            self._remove_empty(area, tenant_ref, session_ref)
+            blocks += found.blocks - rest.blocks
+            size += found.bytes - rest.bytes
+            failed += left
         return FolderDrop(blocks, size, failed)
 
     def remove_empty(self, tenant_ref: str, session_ref: str) -> None:
         """Removes the session's folder, and its tenant's, where nothing is left in them."""
-        self._remove_empty(_BLOCKS, tenant_ref, session_ref)
+        self._tree.remove_empty(_BLOCKS, tenant_ref, session_ref)
 
     def mark_used(self, tenant_ref: str, session_ref: str) -> None:
         """Remembers over restarts that the session was used now (the folder's time)."""
-        with suppress(OSError), self._session(_BLOCKS, tenant_ref, session_ref) as folder:
+        with suppress(OSError), self._tree.session(_BLOCKS, tenant_ref, session_ref) as folder:
             os.utime(folder)
+
+    def _survey(
+        self, area: str, tenant_ref: str, session_ref: str, pause: Callable[[], None] = lambda: None
+    ) -> FolderTotal:
+        try:
+            with self._tree.session(area, tenant_ref, session_ref) as folder:
+                return _survey(folder, pause)
+        except FileNotFoundError:
+            return _NOTHING
+
+    def _empty(self, area: str, tenant_ref: str, session_ref: str) -> int:
+        try:
+            with self._tree.session(area, tenant_ref, session_ref) as folder:
+                failed = self._unlinker.empty(folder)
+        except FileNotFoundError:
+            return 0
+        self._tree.remove_empty(area, tenant_ref, session_ref)
+        return failed
 
     def _probe(self) -> None:
         name = f".{bytes(16).hex()}.{os.getpid()}.tmp"
@@ -247,78 +311,9 @@ class BlockFolder:
                 os.unlink(temporary, dir_fd=folder)
             raise
 
-    def _sessions_in(self, area: str) -> Iterator[tuple[str, str]]:
-        for tenant_ref in _folders(self._root_fd, area):
-            with suppress(OSError), _opened(_descend(self._root_fd, area)) as above:
-                for session_ref in _folders(above, tenant_ref):
-                    yield tenant_ref, session_ref
-
-    def _remove_empty(self, area: str, tenant_ref: str, session_ref: str) -> None:
-        with suppress(OSError), _opened(_descend(self._root_fd, area)) as above:
-            with suppress(OSError), _opened(_descend(above, tenant_ref)) as tenant:
-                os.rmdir(session_ref, dir_fd=tenant)
-            os.rmdir(tenant_ref, dir_fd=above)
-
-    @contextmanager
-    def _session(
-        self, area: str, tenant_ref: str, session_ref: str, *, create: bool = False
-    ) -> Iterator[int]:
-        with (
-            _opened(_descend(self._root_fd, area, create=create)) as above,
-            _opened(_descend(above, checked_ref(tenant_ref), create=create)) as tenant,
-            _opened(_descend(tenant, checked_ref(session_ref), create=create)) as session,
-        ):
-            yield session
-
-
-def is_ref(ref: str) -> bool:
-    """Whether it can be a tenant's or session's reference, and so a folder's name."""
-    return _REF.fullmatch(ref) is not None
-
-
-def checked_ref(ref: str) -> str:
-    """``ref`` itself when it can be a folder's name. Raises ValueError otherwise."""
-    if not is_ref(ref):
-        raise ValueError(f"{ref!r} is not a reference (1..128 of A-Z a-z 0-9 _ -)")
-    return ref
-
 
 def _file_name(name: bytes) -> str:
     return f"{name.hex()}.kvs"
-
-
-def _descend(above: int, part: str, *, create: bool = False) -> int:
-    try:
-        return os.open(part, _DIR_FLAGS, dir_fd=above)
-    except FileNotFoundError:
-        if not create:
-            raise
-    with suppress(FileExistsError):
-        os.mkdir(part, 0o700, dir_fd=above)
-    return os.open(part, _DIR_FLAGS, dir_fd=above)
-
-
-@contextmanager
-def _opened(folder: int) -> Iterator[int]:
-    try:
-        yield folder
-    finally:
-        os.close(folder)
-
-
-def _folders(above: int, part: str) -> list[str]:
-    with suppress(OSError), _opened(_descend(above, part)) as folder, os.scandir(folder) as entries:
-        return [
-            entry.name
-            for entry in entries
-            if _REF.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False)
-        ]
-    return []
-
-
-def _entries(folder: int) -> list[str]:
-    with os.scandir(folder) as entries:
-        return [entry.name for entry in entries]
 
 
 def _block_files(folder: int) -> Iterator[BlockFile]:
@@ -326,14 +321,16 @@ def _block_files(folder: int) -> Iterator[BlockFile]:
         yield BlockFile(bytes.fromhex(name), status.st_size, status.st_mtime)
 
 
-def _survey(folder: int) -> FolderTotal:
+def _survey(folder: int, pause: Callable[[], None]) -> FolderTotal:
     """One pass over what may be a million files, so every step in it counts."""
     blocks = size = 0
     changed = 0.0
     is_block, regular = _FILE.fullmatch, stat.S_IFREG
     unfinished = []
     with os.scandir(folder) as entries:
-        for entry in entries:
+        for number, entry in enumerate(entries):
+            if number % _AT_ONCE == _AT_ONCE - 1:
+                pause()
             name = entry.name
             if not is_block(name):
                 if _TEMPORARY.fullmatch(name):
@@ -367,22 +364,3 @@ def _statuses(folder: int) -> Iterator[tuple[str, os.stat_result]]:
                 continue
             if stat.S_ISREG(status.st_mode):
                 yield match[1], status
-
-
-def _remove_all(folder: int, pause: Callable[[], None]) -> FolderDrop:
-    """Unlinks whatever stands in a session's folder: a renamed block is still the session's."""
-    blocks = size = failed = 0
-    sizes = {_file_name(file.name): file.size for file in _block_files(folder)}
-    for number, entry in enumerate(_entries(folder)):
-        if number % _AT_ONCE == _AT_ONCE - 1:
-            pause()
-        try:
-            os.unlink(entry, dir_fd=folder)
-        except FileNotFoundError:
-            continue
-        except OSError:
-            failed += 1
-        else:
-            blocks += entry in sizes
-            size += sizes.get(entry, 0)
-    return FolderDrop(blocks, size, failed)

@@ -25,24 +25,23 @@ def leave(session: SessionObjects, why: Mapping[Tier, Basis], pause: Callable[[]
     """What left the tiers that ``why`` names; what the session has elsewhere stays.
 
     Others use the index meanwhile: it is let go of every few blocks, and ``pause`` is called. A
-    block that somebody holds goes when it is let go of; it is found by nobody from now on.
+    block that somebody holds goes when it is let go of; it is found by nobody from now on. What is
+    on disk counts as having left when it is removed there.
     """
-    key = (session.tenant_ref, session.session_ref)
+    state, key = session._state, (session.tenant_ref, session.session_ref)
     left: Left = dict.fromkeys(why, (0, 0))
     if Tier.MEMORY in why or Tier.DISK in why:
-        with session._state.lock:
-            names = list(session._index)
-        for start in range(0, len(names), AT_ONCE):
-            for tier, found in _leave_box(session, names[start : start + AT_ONCE], why).items():
-                left[tier] = (left[tier][0] + found[0], left[tier][1] + found[1])
-                _note(session._state, key, tier, found, why[tier])
-            pause()
-    disk = session._state.disk
-    if Tier.DISK in why and disk is not None and session._disk is not None:
-        disk.remove_rest(session._disk)
+        # One session at a time: several would take the interpreter in turns, and requests wait.
+        with state.leaving:
+            in_memory = _leave_index(session, why, pause)
+        if Tier.MEMORY in why:
+            left[Tier.MEMORY] = in_memory
+    if Tier.DISK in why and state.disk is not None and session._disk is not None:
+        left[Tier.DISK] = state.disk.remove_left(session._disk, session.on_disk, pause)
+        _note(state, key, Tier.DISK, left[Tier.DISK], why[Tier.DISK])
     if Tier.OBJECT in why:
         left[Tier.OBJECT] = _leave_objects(session)
-        _note(session._state, key, Tier.OBJECT, left[Tier.OBJECT], why[Tier.OBJECT])
+        _note(state, key, Tier.OBJECT, left[Tier.OBJECT], why[Tier.OBJECT])
     return left
 
 
@@ -55,8 +54,7 @@ def leave_unopened(
     """The same of a session that nobody opened since the start: it has nothing in memory."""
     left: Left = dict.fromkeys(why, (0, 0))
     if Tier.DISK in why and state.disk is not None:
-        files = state.disk.drop_unopened(*key, pause)
-        left[Tier.DISK] = (files.blocks, files.bytes)
+        left[Tier.DISK] = state.disk.leave_unopened(*key, pause)
     if Tier.OBJECT in why and state.objects is not None:
         packs = state.objects.drop(*key)
         left[Tier.OBJECT] = (packs.blocks, packs.bytes)
@@ -114,8 +112,27 @@ def _leave_objects(session: SessionObjects) -> tuple[int, int]:
     return dropped.blocks, dropped.bytes
 
 
-def _leave_box(session: SessionObjects, names: Sequence[bytes], why: Mapping[Tier, Basis]) -> Left:
-    """Blocks leave memory, disk or both."""
+def _leave_index(
+    session: SessionObjects, why: Mapping[Tier, Basis], pause: Callable[[], None]
+) -> tuple[int, int]:
+    """All blocks leave memory, the index of the disk tier, or both; what left memory."""
+    state, key = session._state, (session.tenant_ref, session.session_ref)
+    with state.lock:
+        names = list(session._index)
+    blocks = size = 0
+    for start in range(0, len(names), AT_ONCE):
+        found = _leave_box(session, names[start : start + AT_ONCE], why)
+        if found[0]:
+            blocks, size = blocks + found[0], size + found[1]
+            _note(state, key, Tier.MEMORY, found, why[Tier.MEMORY])
+        pause()
+    return blocks, size
+
+
+def _leave_box(
+    session: SessionObjects, names: Sequence[bytes], why: Mapping[Tier, Basis]
+) -> tuple[int, int]:
+    """The same of a few blocks."""
     state, index, of_session = session._state, session._index, session._disk
     disk = state.disk
     in_cell = CELL_BITS if Tier.MEMORY in why else 0
@@ -138,9 +155,6 @@ def _leave_box(session: SessionObjects, names: Sequence[bytes], why: Mapping[Tie
             session._fetched.difference_update(names)
         free, size = state.memory.delist_all(cells)
     state.scrub(free)
-    left: Left = {}
-    if cells:
-        left[Tier.MEMORY] = (len(cells), size)
     if slots and disk is not None and of_session is not None:
-        left[Tier.DISK] = disk.remove_all(of_session, slots)
-    return left
+        disk.delist(of_session, slots)
+    return len(cells), size

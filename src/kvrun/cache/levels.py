@@ -32,7 +32,8 @@ class CacheStats:
 class CacheLevels:
     """How full the tiers are, without what takes time to add up. Blocks on disk and in Storage are
     those of sessions that were opened since the start; a capacity of 0 means that there is no such
-    tier. ``undeleted`` counts sessions whose packs are still to be deleted."""
+    tier. ``undeleted`` counts sessions whose packs are still to be deleted, ``outgoing`` those that
+    left the disk but for files, which count there until they are removed."""
 
     memory_blocks: int
     memory_bytes: int
@@ -48,6 +49,7 @@ class CacheLevels:
     object_available: bool = False
     object_waiting_bytes: int = 0
     undeleted: int = 0
+    outgoing: int = 0
 
 
 def stats_of(state: CacheState, sessions: int) -> CacheStats:
@@ -92,6 +94,7 @@ def levels_of(state: CacheState) -> CacheLevels:
             object_available=objects is not None and objects.available,
             object_waiting_bytes=state.packer.waiting_bytes if state.packer is not None else 0,
             undeleted=objects.undeleted if objects is not None else 0,
+            outgoing=disk.outgoing if disk is not None else 0,
         )
 
 

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvrun.cache.errors import ObjectTierOffError, PackFormatError, TierBoundError
-from kvrun.cache.folder import FolderDrop, checked_ref, is_ref
+from kvrun.cache.folder import FolderDrop
+from kvrun.cache.foldertree import checked_ref, is_ref
 from kvrun.cache.pack import blocks_in
 from kvrun.cache.packtable import PackTotals
 from kvrun.cache.undeleted import UndeletedSessions

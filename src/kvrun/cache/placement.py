@@ -24,6 +24,9 @@ FOREIGN = Basis("another model")
 OTHER_SIZE = Basis("another block size")
 """Memory was emptied for an engine whose blocks are of another size."""
 
+INTERRUPTED = Basis("interrupted removal")
+"""It had left the disk when the removing of its files was cut short, as at a power cut."""
+
 
 class Gate(Protocol):
     """What a policy says of a session's blocks on a tier. Asked often: it must answer at once."""

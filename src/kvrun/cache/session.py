@@ -160,10 +160,9 @@ class CacheSession(SessionPins):
         if state.disk is None:
             return Held(*in_memory, 0, 0, *packed)
         if self._disk is None:
-            files = state.disk.folder.blocks(self.tenant_ref, self.session_ref)
-            size = sum(file.size for file in files)
-            return Held(*in_memory, len(files), size, *packed)
-        return Held(*in_memory, self._disk.blocks, self._disk.bytes, *packed)
+            on_disk = state.disk.folder.held(self.tenant_ref, self.session_ref)
+            return Held(*in_memory, *on_disk, *packed)
+        return Held(*in_memory, *state.disk.held(self._disk), *packed)
 
     def drop(self) -> DropReport:
         """Removes every block of the session from every tier, and refuses all later stores.

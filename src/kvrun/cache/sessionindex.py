@@ -43,6 +43,11 @@ class SessionIndex:
         """The memory tier evicted the block; the index lock is held."""
         self._update_locked(name, cell=-1)
 
+    def on_disk(self, names: Sequence[bytes]) -> set[bytes]:
+        """Those of the blocks that can be read from disk."""
+        with self._state.lock:
+            return {name for name in names if slot_of(self._index.get(name, 0)) >= 0}
+
     def in_memory_locked(self) -> tuple[int, int]:
         """Blocks of the session in memory and their sealed bytes; the index lock is held."""
         cells = [cell for place in self._index.values() if (cell := cell_of(place)) >= 0]

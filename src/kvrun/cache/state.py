@@ -99,6 +99,7 @@ class CacheState:
         queue_bytes: int,
     ) -> None:
         self.lock = threading.Lock()
+        self.leaving = threading.Lock()
         self.ttl_s = ttl_s
         self.memory = memory
         self.disk = disk

@@ -13,7 +13,7 @@ from kvrun.cache.disk import DiskTier
 from kvrun.cache.errors import SessionDroppedError
 from kvrun.cache.events import CacheEvent, Tier
 from kvrun.cache.fetching import Fetcher
-from kvrun.cache.folder import checked_ref
+from kvrun.cache.foldertree import checked_ref
 from kvrun.cache.foreign import ForeignBlocks
 from kvrun.cache.handles import DropReport, Held, Reservation
 from kvrun.cache.leaving import beyond_in_storage, leave, leave_unopened, trim
@@ -160,8 +160,8 @@ class CacheStore:
             held = session.measure()
             known = session.packs is not None and session.packs.loaded
         else:
-            files = state.disk.folder.blocks(tenant_ref, session_ref) if state.disk else []
-            held, known = Held(0, 0, len(files), sum(file.size for file in files)), False
+            on_disk = state.disk.folder.held(tenant_ref, session_ref) if state.disk else (0, 0)
+            held, known = Held(0, 0, *on_disk), False
         if not ask or known or state.objects is None:
             return held
         try:
@@ -174,11 +174,8 @@ class CacheStore:
         )
 
     def session_refs(self, tenant_refs: Collection[str] | None = None) -> list[tuple[str, str]]:
-        """Every (tenant_ref, session_ref) with blocks on some tier, opened or not.
-
-        Those of some tenants only, where they are named. Storage counts as empty where it does not
-        answer.
-        """
+        """Every (tenant_ref, session_ref) with blocks on some tier, opened or not; of some tenants
+        only, where they are named. Storage counts as empty where it does not answer."""
         state = self._state
         with self._table_lock:
             found = set(self._sessions)
@@ -230,6 +227,12 @@ class CacheStore:
         self._state.deliver()
         return left
 
+    def remove_outgoing(self) -> None:
+        """Removes files of what left the disk where that was cut short; not while others leave."""
+        if self._state.disk is not None:
+            self._state.disk.remove_outgoing()
+            self._state.deliver()
+
     def trim(
         self,
         tenant_ref: str,
@@ -278,10 +281,8 @@ class CacheStore:
         self._foreign.serve(fingerprint)
 
     def expire(self) -> int:
-        """Removes what was kept long enough, also of sessions nobody opened; how many copies.
-
-        What other models left goes a day after they served last. The daemon calls it every minute
-        or so.
+        """Removes what was kept long enough, also of sessions nobody opened; how many copies. What
+        other models left goes a day after they served last. The daemon calls it every minute or so.
         """
         with self._table_lock:
             sessions = dict(self._sessions)

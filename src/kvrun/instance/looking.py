@@ -43,8 +43,7 @@ def kept_use(config: KvrunConfig, listing: SessionListing) -> Iterator[KeptUse]:
             if not folders:
                 # Only where somebody has something: that is one deployment of many.
                 folders.append(opened.enter_context(contextlib.closing(BlockFolder(root))))
-            files = folders[0].blocks(tenant_ref, session_ref)
-            return Held(0, 0, len(files), sum(file.size for file in files))
+            return Held(0, 0, *folders[0].held(tenant_ref, session_ref))
 
         yield KeptUse(listing, measure, _not_on_record)
 

@@ -29,7 +29,7 @@ SWEEP_REST = 0.02
 """The share of the time that the daemon's sweep works, for which it then waits."""
 REST_WHILE_ASKED = 3.0
 """The same while requests look up blocks or read them."""
-_AT_A_TIME = 4
+_AT_A_TIME = 16
 """Sessions: a file system frees the files of one while it waits for those of another."""
 _BATCH = 256
 _CLEAN_PASSES = 2
@@ -91,7 +91,7 @@ class Pacer(threading.local):
         share: float,
         *,
         asked: Callable[[], int] = lambda: 0,
-        clock: Callable[[], float] = time.perf_counter,
+        clock: Callable[[], float] = time.thread_time,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._share = share
@@ -138,8 +138,10 @@ class Sweep:
         """One pass, where one is due; the blocks that it took away.
 
         Without any policy nothing is used, and nothing is taken away either: other instances may
-        use what is in Storage, and the policy that comes may allow it.
+        use what is in Storage, and the policy that comes may allow it. What left before the daemon
+        ended, and was not removed, is removed all the same.
         """
+        self._instance.cache.remove_outgoing()
         with self._lock:
             if self._instance.residency.standing is Standing.MISSING:
                 self._clean_left = 0
@@ -170,11 +172,12 @@ class Sweep:
 
     def report(self) -> SweepReport:
         """What was taken away since the decisions changed last."""
+        outgoing = self._instance.cache.levels().outgoing
         with self._lock:
             return SweepReport(
                 revision=self._revision,
                 passes=self._passes,
-                done=not self._clean_left,
+                done=not self._clean_left and not outgoing,
                 sessions=self._sessions,
                 blocks=dict(self._blocks),
                 size_bytes=dict(self._size_bytes),
