@@ -26,11 +26,12 @@ from kvrun.policy.compile import Placement
 _log = logging.getLogger(__name__)
 _TIERS = (Tier.MEMORY, Tier.DISK, Tier.OBJECT)
 SWEEP_REST = 0.02
-"""The share of the time that the daemon's sweep works, for which it then waits."""
-REST_WHILE_ASKED = 3.0
+"""The share of the processor's time that the daemon's sweep takes, for which it then waits."""
+REST_WHILE_ASKED = 0.5
 """The same while requests look up blocks or read them."""
 _AT_A_TIME = 16
-"""Sessions: a file system frees the files of one while it waits for those of another."""
+"""Sessions: one leaves the index while the files of others are removed, and a device that is told
+of every freed block keeps most of them waiting."""
 _BATCH = 256
 _CLEAN_PASSES = 2
 _LEAST_WORK_S = 0.001
@@ -80,7 +81,8 @@ class Swept(Protocol):
 
 
 class Pacer(threading.local):
-    """Waits after work, for ``share`` of the time that it took, each thread after its own.
+    """Waits after work, for ``share`` of the processor's time that it took, each thread after its
+    own: to have waited for a lock or a device is no work.
 
     Requests go first: while ``asked``, which counts what they ask for, moves on, the share is
     ``REST_WHILE_ASKED``. ``clock`` and ``sleep`` in seconds.
