@@ -142,6 +142,47 @@ def test_a_block_is_handed_out_of_the_buffer_it_came_in_before_a_cell_holds_it(
     assert box.get(session, 1) == (content(1, CELL), Tier.MEMORY)
 
 
+def test_a_block_that_finds_memory_ready_is_in_its_cell_at_once(
+    box: PackBox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetching, "_PAUSE_S", 3600)  # nothing is copied later
+    stored(box, *range(4))
+    box.restart()
+    while box.memory.make_ready():
+        pass
+    session = loaded(box)
+    assert box.get(session, 1) == (content(1, CELL), Tier.OBJECT)
+    assert box.memory.listed_blocks >= 1
+    assert box.get(session, 1) == (content(1, CELL), Tier.MEMORY)
+    assert box.kinds()["restored", Tier.OBJECT] >= 1
+    box.store.close()
+
+
+def test_of_neighbours_those_without_ready_memory_are_copied_later(
+    box: PackBox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored(box, *range(4))
+    box.restart()
+    while box.memory.make_ready():
+        pass
+    session = loaded(box)
+    monkeypatch.setattr(session, "following", lambda names, limit: [])
+    ready = box.memory.ready_bytes // CELL
+    assert box.put(session, *range(100, 100 + ready - 2)) == ready - 2
+    may_copy, keep = threading.Event(), session.keep_fetched
+
+    def keep_later(block: bytes, packed: int, data: memoryview) -> bool:
+        return (box.memory.is_ready or may_copy.wait(20)) and keep(block, packed, data)
+
+    monkeypatch.setattr(session, "keep_fetched", keep_later)
+    session.prefetch([name(number) for number in range(4)])
+    for number in range(4):
+        assert box.get(session, number) == (content(number, CELL), Tier.OBJECT)
+    assert box.memory.listed_blocks == ready
+    may_copy.set()
+    eventually(lambda: box.memory.listed_blocks == ready + 2, "the other two")
+
+
 def test_a_fetch_that_cannot_be_noted_is_a_miss_and_holds_nobody_up(
     box: PackBox, monkeypatch: pytest.MonkeyPatch
 ) -> None:

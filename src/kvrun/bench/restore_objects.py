@@ -13,7 +13,9 @@ from pathlib import Path
 from kvrun.bench.disk_read import drop_from_cache
 from kvrun.bench.sealed_session import SealedSession, memory_for
 from kvrun.cache.fetching import SPAN_BYTES
+from kvrun.cache.memory import MemoryTier
 from kvrun.cache.object_tier import ObjectSettings, ObjectTier
+from kvrun.cache.state import BlockOwner
 from kvrun.cache.store import CacheStore
 from kvrun.storage import Storage, open_storage
 
@@ -41,7 +43,7 @@ class ObjectRig:
     @contextmanager
     def written(self) -> Iterator[None]:
         """The packs are there for as long as the context lasts."""
-        sealed, store = self._sealed, self._store(4)
+        sealed, store = self._sealed, self._store(self._memory())
         try:
             session = store.session("tenant", "session", epoch=1, packs=sealed)
             for number, name in enumerate(sealed.names):
@@ -59,10 +61,16 @@ class ObjectRig:
                 self._storage.delete(item.name)
 
     def restore(self) -> float:
-        """Bytes a second until every block of the session is open."""
+        """Bytes a second until every block of the session is open.
+
+        The memory tier is ready, as a daemon's is a few seconds after its start.
+        """
         self._forget()
+        memory = self._memory()
+        while memory.make_ready():
+            pass
         began = time.perf_counter()
-        store = self._store(1)
+        store = self._store(memory)
         session = store.session("tenant", "session", epoch=1, packs=self._sealed)
         session.prefetch(self._sealed.names)
         self._sealed.open_all(session)
@@ -93,10 +101,13 @@ class ObjectRig:
         # Not a folder's own way.
         return Storage.get_part(self._storage, *part)
 
-    def _store(self, times: int) -> CacheStore:
-        """``times``: how much larger than the blocks memory is; a quarter may wait for Storage."""
+    def _memory(self) -> MemoryTier[BlockOwner]:
+        """Four times the blocks: a quarter may wait for Storage, and a quarter is ready."""
+        return memory_for(self._sealed, 4)
+
+    def _store(self, memory: MemoryTier[BlockOwner]) -> CacheStore:
         store = CacheStore(
-            memory=memory_for(self._sealed, times),
+            memory=memory,
             disk=None,
             objects=ObjectTier(self._storage, self._storage, self._prefix, settings=self._settings),
             on_event=lambda event: None,

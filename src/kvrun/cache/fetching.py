@@ -1,9 +1,10 @@
 """Bringing blocks from Storage into memory: ahead of their use, neighbours in one request.
 
 A few threads read; whoever needs a block waits for it for a bounded time, and past that it is a
-miss. What came is opened out of the buffer that it came in until a cell holds it: one thread copies
-it there, when nothing is being read and nobody asked for a moment, or much waits: a copy beside a
-restore takes its time. A store that brought nothing meanwhile is left alone for a while.
+miss. What came is copied at once into a cell that has its memory. Else it is opened out of the
+buffer that it came in until a cell holds it: one thread copies it there, when nothing is being read
+and nobody asked for a moment, or much waits, because memory that was never used before takes more
+time than the copy. A store that brought nothing meanwhile is left alone for a while.
 """
 
 from __future__ import annotations
@@ -38,6 +39,9 @@ class FetchTarget(Protocol):
 
     def packed_only_locked(self, names: Iterable[bytes]) -> list[tuple[bytes, int]]:
         """(name, place in packs) of those blocks that are nowhere but in packs."""
+
+    def memory_is_ready(self) -> bool:
+        """Whether a copy into memory takes no longer than a copy."""
 
     def keep_fetched(self, name: bytes, packed: int, data: memoryview) -> bool:
         """Put a block into memory; False where it found no room or is not wanted any more."""
@@ -197,18 +201,20 @@ class Fetcher:
         came: _Loose = {}
         try:
             data, at = packs.read(span.pack, span.start, span.size), 0
-            for name, _, size in span.blocks:
-                came[name] = data[at : at + size]
-                at += size
             self._progress_at = self._now()
-            session.note_fetched(len(came))
+            session.note_fetched(len(span.blocks))
+            for name, packed, size in span.blocks:
+                block = data[at : at + size]
+                at += size
+                if not (session.memory_is_ready() and session.keep_fetched(name, packed, block)):
+                    came[name] = block
             future.set_result(came)
         except KvrunError as error:
             _log.info("blocks were not fetched: %s", error.message)
         except Exception:
             _log.exception("blocks were not fetched")
         self._came()
-        if future.done():
+        if came and future.done():
             with contextlib.suppress(RuntimeError):  # the store is being closed
                 self._keeper.submit(self._keep, session, span, future)
                 return
@@ -220,13 +226,14 @@ class Fetcher:
             self._may_keep.notify_all()
 
     def _keep(self, session: FetchTarget, span: _Span, future: Future[_Loose]) -> None:
-        """Copies what came into cells, for those who come later."""
+        """Copies what is in no cell yet into cells, for those who come later."""
         came = future.result()
         self._wait_for_a_pause()
         try:
             if not self._closed:
                 for name, packed, _ in span.blocks:
-                    session.keep_fetched(name, packed, came[name])
+                    if name in came:
+                        session.keep_fetched(name, packed, came[name])
                 session.forget_taken(came)
         except Exception:
             _log.exception("blocks that were fetched were not kept")

@@ -22,6 +22,11 @@ from kvrun.memlock import lock_when_touched
 
 _ALIGN = 64
 MAX_CELLS = 2**30 - 2
+AHEAD_BYTES = 256 * 2**20
+"""So much of the slab, and at most a quarter, has its memory before blocks come for it."""
+_AT_ONCE_BYTES = 64 * 2**20
+_STEP_BYTES = 2 * 2**20
+_MADV_POPULATE_WRITE = 23
 
 
 class CellState(IntEnum):
@@ -32,6 +37,9 @@ class CellState(IntEnum):
     LISTED = 2
     DOOMED = 3
 
+
+_libc = ctypes.CDLL(None)
+_libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 # Plain numbers: comparing with members of an enum takes three times as long.
 _FREE, _DETACHED, _LISTED, _DOOMED = map(int, CellState)
@@ -62,6 +70,7 @@ class MemoryTier(Generic[OwnerT]):
     ``slab_bytes`` is taken at once as address space and excluded from core dumps. It is locked
     page by page as it fills where the limits allow; ``locked`` says whether, ``lock_error`` why
     not. The slab holds sealed bytes only, so an unlocked slab leaks nothing readable to swap.
+    ``ready_bytes`` of it, from its beginning, have their memory: see :meth:`make_ready`.
     """
 
     def __init__(
@@ -80,6 +89,7 @@ class MemoryTier(Generic[OwnerT]):
         self.cell_bytes = 0
         self.free_cells = 0
         self.busy_cells = 0
+        self.ready_bytes = 0
         self._stride = 0
         self.sharing = sharing or Sharing()
         self._reset(0)
@@ -131,6 +141,35 @@ class MemoryTier(Generic[OwnerT]):
         self.free_cells -= 1
         self.busy_cells += 1
         return cell
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the next cell has its memory already."""
+        return not self._free or (self._free[-1] + 1) * self._stride <= self.ready_bytes
+
+    def make_ready(self) -> int:
+        """Has the system give memory for cells that are used next, a part at a time: new bytes.
+
+        What a block waits for otherwise: first use of memory costs more than the copy into it. The
+        content of the slab stays as it is. The daemon calls it every second, without the index
+        lock and from one thread; 0 means that enough is ready, or that the system cannot do it.
+        """
+        used = (self.cells - self.free_cells) * self._stride
+        ahead = min(AHEAD_BYTES, self.slab_bytes // 4)
+        start = self.ready_bytes
+        end = min(used + ahead, self.slab_bytes, start + _AT_ONCE_BYTES) // mmap.PAGESIZE
+        end *= mmap.PAGESIZE
+        try:
+            held = self._slab[:]  # the mapping stays while the system works on it
+        except ValueError:  # closed
+            return 0
+        with held:
+            for at in range(start, end, _STEP_BYTES):
+                size = min(_STEP_BYTES, end - at)
+                if _libc.madvise(self._address + at, size, _MADV_POPULATE_WRITE):
+                    break  # a kernel before 5.14, or a machine without so much
+                self.ready_bytes = at + size
+        return self.ready_bytes - start
 
     def is_beyond_quota(self, tenant_ref: str) -> bool:
         """Whether one more block is more than the tenant may hold."""

@@ -149,6 +149,11 @@ class SessionObjects(SessionIndex):
                 found.append((name, packed_of(place)))
         return found
 
+    def memory_is_ready(self) -> bool:
+        """Whether the cell that a block would get has its memory already."""
+        with self._state.lock:
+            return self._state.memory.is_ready
+
     def keep_fetched(self, name: bytes, packed: int, data: memoryview) -> bool:
         """Put a block into memory; False where it found no room or is not wanted any more."""
         state, size = self._state, len(data)

@@ -16,6 +16,8 @@ from functools import partial
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from kvrun.audit.record import Event
+from kvrun.cache.memory import MemoryTier
+from kvrun.cache.state import BlockOwner
 from kvrun.claims.claim import key_id_of
 from kvrun.config import KvrunConfig
 from kvrun.errors import KvrunError
@@ -77,6 +79,7 @@ class _Opened:
     sweep: Sweep
     scrubber: SchedulerScrubber
     observer: Observer
+    memory: MemoryTier[BlockOwner]
 
 
 async def _serve(opened: _Opened, config: KvrunConfig) -> None:
@@ -90,6 +93,7 @@ async def _serve(opened: _Opened, config: KvrunConfig) -> None:
         housekeeping = asyncio.gather(
             _keep_house(opened),
             _every_second(opened.sweep.run, opened.observer.run),
+            _every_second(opened.memory.make_ready),
             _keep_following(opened),
         )
         try:
@@ -263,4 +267,4 @@ def _open_instance(
         metrics = InstanceMetrics(source)
         watch = AuditWatch(parts.log.health)
         observer = _observer(config, instance.residency)
-        yield _Opened(server, instance, watch, erasures, metrics, sweep, scrubber, observer)
+        yield _Opened(server, instance, watch, erasures, metrics, sweep, scrubber, observer, memory)
