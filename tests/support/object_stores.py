@@ -122,6 +122,8 @@ def _seaweedfs() -> Iterator[ObjectStore]:
                 *(weed, "server", "-s3", f"-dir={folder / 'data'}", "-ip=127.0.0.1", *flags),
                 *(f"-s3.config={folder / 's3.json'}", "-volume.max=20"),
                 "-master.volumeSizeLimitMB=64",
+                # Catalogs on ports of their own, where a second server would not start.
+                *("-s3.port.iceberg=0", "-s3.port.lance=0"),
             ],
             stdout=log,
             stderr=log,
