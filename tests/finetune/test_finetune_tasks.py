@@ -95,6 +95,12 @@ def _with(**changed: Any) -> Callable[[str], str]:
     return change
 
 
+def _with_aliases_of(first: str) -> Callable[[str], str]:
+    """Three lines that stand for a hundred names, or, where the first names itself, for no end."""
+    lists = f"metadata:\n  a0: &a0 [{first}]\n  a1: &a1 [{', '.join(['*a0'] * 100)}]\n"
+    return lambda text: text + lists
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -121,6 +127,8 @@ def _with(**changed: Any) -> Callable[[str], str]:
         (_with(task=None), "is no task"),
         (lambda text: "- 1\n", "is no task"),
         (lambda text: "a: [", "cannot be read"),
+        (_with_aliases_of("a.jsonl"), r"colours.yaml, line \d+: aliases \(\*a0\) are not read"),
+        (_with_aliases_of("*a0"), r"colours.yaml, line \d+: aliases \(\*a0\) are not read"),
     ],
 )
 def test_what_would_run_code_or_fetch_something_is_refused(

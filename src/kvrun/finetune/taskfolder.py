@@ -184,6 +184,13 @@ def _task(name: str, data: bytes, files: set[str]) -> Task:
             hint='pip install "kvrun[lm-eval]"',
         ) from None
     try:
+        for event in yaml.parse(data, Loader=yaml.SafeLoader):
+            if isinstance(event, yaml.AliasEvent):  # of which a few lines stand for millions
+                raise FineTuneError(
+                    f"{name}, line {event.start_mark.line + 1}: aliases (*{event.anchor[:40]}) are "
+                    "not read here",
+                    hint="Write it out in full.",
+                )
         task = yaml.safe_load(data)
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         said = " ".join(str(error).split())[:200]
