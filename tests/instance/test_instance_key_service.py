@@ -128,6 +128,28 @@ def test_an_erasure_by_one_daemon_ends_what_the_other_does_and_is_certified(box:
     assert box.first.count("erased") >= 1
 
 
+def sealed_files(daemon: Daemon) -> set[Path]:
+    return {path for path in (daemon.data / "storage").rglob("kv/**/*") if path.is_file()}
+
+
+def test_files_of_a_daemon_that_was_started_anew_stay_and_the_certificate_says_so(box: Box) -> None:
+    granted = grant(box.second, "dora")
+    before = sealed_files(box.second)
+    with HandEngine(box.second.socket, box.second.engine_token) as engine:
+        claim = box.second.claim("dora", granted.salt, granted.generation)
+        matched = engine.match(claim, granted.salt)
+        engine.store(matched.handle, [(HASH, PLAIN)])
+        eventually(lambda: engine.load(matched.handle, [HASH]).plain == {HASH: PLAIN}, "sealed")
+    box.second.admin("flush")
+    left = sealed_files(box.second) - before
+    assert left
+    box.second.stop()
+    box.second.start()
+    done = erase(box.first, "dora")
+    assert left <= sealed_files(box.second)
+    assert any("on the disks of other daemons" in text for text in certified(done).exclusions)
+
+
 def addendum(done: dict[str, object], number: int = 1) -> ErasureStatement | None:
     path = Path(str(done["certificate"])).parent / f"{done['id']}-{number}.json"
     if not path.exists():

@@ -145,7 +145,7 @@ class InstanceSteps:
         root = self._root(job, destroyed) if job.keys else None
         job = with_told(job, destruction.told, format_time(parts.now()))
         shared = destruction.shared and bool(job.keys)
-        notes = [*job.notes, _STRANGERS] if shared else job.notes
+        notes = [*job.notes, _STRANGERS, _FILES_ELSEWHERE] if shared else job.notes
         return _replace(
             job,
             root=root,
@@ -336,6 +336,12 @@ def scrubbed_pages(parts: ErasureParts, job: Job) -> tuple[list[bytes], bool]:
 _STRANGERS = (
     "Engine memory behind other daemons that ended before the erasure, or have not been connected"
     " to the key service since it was started: it does not know of them."
+)
+
+_FILES_ELSEWHERE = (
+    "Sealed files on the disks of other daemons that had not used the sessions since their last"
+    " start: nobody can read them, and they stay until the session is used again there, they are"
+    " evicted or their time is over. The tiers listed here are this daemon's."
 )
 
 
