@@ -111,13 +111,16 @@ def test_the_old_slot_file_under_todays_upper_keys_opens_the_others_only(scene: 
     assert scene.opens("bob", with_old_claim=True) == dict(scene.made["bob"])
 
 
-def test_the_status_says_that_the_key_folder_is_an_older_copy(scene: Scene) -> None:
+def test_status_and_log_say_that_the_key_folder_is_an_older_copy(scene: Scene) -> None:
     scene.daemon.start()
     assert "key_folder" not in protections(scene.daemon)
     key_of(scene.daemon, "carol")
     scene.daemon.stop()
     scene.put_back("keys")
     assert protections(scene.daemon)["key_folder"].startswith("an older copy")
+    scene.daemon.stop()
+    lost = [event for event in scene.daemon.events() if "key folder" in str(event.get("reason"))]
+    assert [event["event"] for event in lost] == ["key_destroyed"], "and once in the log"
 
 
 def test_a_copy_with_its_root_is_caught_by_a_ledger_that_was_not_replaced(scene: Scene) -> None:

@@ -10,9 +10,7 @@ from random import Random
 import pytest
 from keys_support import Clock, LossyDisk, listed, open_service
 
-from kvrun.config import load_config
 from kvrun.keys import KeysError, KeyService, RecoveryReport, SessionKeys
-from kvrun.keys.opening import open_keys
 from kvrun.keys.slots import SlotFile
 from kvrun.seal import SealedBlockError
 
@@ -329,29 +327,3 @@ def test_wrapped_keys_of_a_destroyed_session_are_nowhere_in_the_folder(tmp_path:
         if file.is_file():
             assert not any(wrap in file.read_bytes() for wrap in wraps)
     service.close()
-
-
-def test_an_empty_key_folder_is_fetched_before_its_root_is_used(tmp_path: Path) -> None:
-    """Where Storage has a copy, starting without it would have all keys count as destroyed."""
-    file = tmp_path / "kvrun.toml"
-    file.write_text(
-        f'[instance]\ndata_dir = "{tmp_path}/data"\nobject_tier = "on"\n[storage]\nurl = "file://{tmp_path}/bucket"\n'
-    )
-    (tmp_path / "data").mkdir(mode=0o700)
-    config = load_config(file, {})
-    opened = open_keys(config, "one")
-    salt = opened.acquire("alice", "one").salt
-    opened.close()
-    keys = config.layout.keys
-    keys.rename(tmp_path / "elsewhere")
-    with pytest.raises(KeysError, match="a start would destroy them"):
-        open_keys(config, "one")
-    (tmp_path / "elsewhere").rename(keys)
-    opened = open_keys(config, "one")
-    assert opened.acquire("alice", "one").salt == salt
-    opened.close()
-    shutil.rmtree(keys)
-    (tmp_path / "data-root" / "upper.slots").unlink()
-    opened = open_keys(config, "one")
-    assert opened.acquire("alice", "one").salt != salt
-    opened.close()

@@ -130,7 +130,9 @@ def _ask(
             opened.enter_context(folder_lock(config.layout.data_dir))
             if asked.get("reason"):
                 # Ids are told, and each is a record in its log first.
-                parts = opened.enter_context(open_parts(config, memory_bytes=_MEMORY_BYTES))
+                parts = opened.enter_context(
+                    open_parts(config, memory_bytes=_MEMORY_BYTES, looking=True)
+                )
                 use = UsageAccess(parts.instance).kept
             else:
                 listing = opened.enter_context(_listing(config, kept))

@@ -161,6 +161,10 @@ class Journal:
             )
         )
 
+    def key_folder_lost(self, what: str) -> None:
+        """Opening the key folder took keys away that nobody can name any more."""
+        self._surely(self._event(Event.KEY_DESTROYED, reason=f"key folder: {what}"))
+
     def lease_over(self, reason: str) -> None:
         """The right to use any key of the deployment ended."""
         self._surely(

@@ -20,9 +20,12 @@ from kvrun.keys.opening import open_keys
 
 @contextlib.contextmanager
 def open_listing(config: KvrunConfig) -> Iterator[SessionListing]:
-    """Who has keys of a deployment that does not run; the caller holds the data folder's lock."""
+    """Who has keys of a deployment that does not run; the caller holds the data folder's lock.
+
+    Raises KeysError, with nothing changed, for a folder that lacks keys that it had.
+    """
     workspace, deployment = config.deployment.workspace, config.deployment.name
-    keys = open_keys(config, f"{workspace}/{deployment}/{socket.gethostname()}")
+    keys = open_keys(config, f"{workspace}/{deployment}/{socket.gethostname()}", looking=True)
     with contextlib.closing(keys):
         yield keys.listing
 

@@ -110,16 +110,18 @@ def open_parts(
     claim_keys: Sequence[Ed25519PublicKey] = (),
     *,
     memory_bytes: int | None = None,
+    looking: bool = False,
 ) -> Iterator[InstanceParts]:
     """Keys, log, cache and the instance over them; the caller holds the data folder's lock.
 
-    ``memory_bytes`` replaces the configured size of the memory tier.
+    ``memory_bytes`` replaces the configured size of the memory tier; ``looking`` as of
+    ``open_keys``.
     """
     layout = config.layout
     workspace, deployment = config.deployment.workspace, config.deployment.name
     with contextlib.ExitStack() as stack:
         log_id = f"{workspace}/{deployment}/{socket.gethostname()}"
-        keys = open_keys(config, log_id, has_engines=True)
+        keys = open_keys(config, log_id, has_engines=True, looking=looking)
         stack.callback(keys.close)
         copies = stack.enter_context(copying_slots(config, keys))
         ring = SigningRing(layout.signing_keys, now=time.time)
@@ -139,6 +141,8 @@ def open_parts(
         stack.callback(log.close)
         journal = Journal(log, workspace, deployment)
         stack.callback(journal.write_owed)
+        if keys.recovery_text and keys.root_facts.persistent:
+            journal.key_folder_lost(keys.recovery_text)
         residency = Residency.of(config, journal)
         settings = config.instance
         memory = MemoryTier[BlockOwner](

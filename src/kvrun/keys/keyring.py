@@ -32,11 +32,13 @@ from kvrun.keys.records import (
     put_name,
 )
 from kvrun.keys.ring_entries import (
+    BeforeLoss,
     DestructionEvidence,
     OpenedSession,
     RecoveryReport,
     SessionEntry,
     TenantEntry,
+    let_it_go,
     microseconds,
     session_header,
     tenant_header,
@@ -70,6 +72,7 @@ class Keyring:
         strict: bool = False,
         random_into: RandomInto = getrandom,
         io: SlotIO = OS_IO,
+        before_loss: BeforeLoss = let_it_go,
     ) -> None:
         private_folder(folder, purpose="key")
         self._lock = FolderLock(folder, purpose="key")
@@ -86,7 +89,7 @@ class Keyring:
             self._lock.close()
             raise
         try:
-            found = recover(self._store, workspace, deployment, now())
+            found = recover(self._store, workspace, deployment, now(), before_loss)
         except BaseException:
             self.close()
             raise

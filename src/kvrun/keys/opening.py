@@ -17,13 +17,14 @@ from kvrun.errors import KvrunError
 from kvrun.keys.daemon_state import Pages
 from kvrun.keys.errors import KeysError, KeyUnavailableError, RootError
 from kvrun.keys.filesystem import ClaimClass
+from kvrun.keys.key_losses import refuse_to_lose, require_key_file, require_newest
 from kvrun.keys.key_server import KeyServer
 from kvrun.keys.keyring import SLOTS_NAME
 from kvrun.keys.limits import KeyLimits
 from kvrun.keys.metrics import KeyServiceMetrics
 from kvrun.keys.open_root import open_root as open_key_root
 from kvrun.keys.remote import RemoteKeys
-from kvrun.keys.ring_store import UPPER_NAME
+from kvrun.keys.ring_entries import BeforeLoss, let_it_go
 from kvrun.keys.root import Root
 from kvrun.keys.service import KeyService
 from kvrun.keys.service_token import make_token
@@ -66,10 +67,13 @@ def open_root(config: KvrunConfig) -> Root:
     return root
 
 
-def open_keys(config: KvrunConfig, name: str, *, has_engines: bool = False) -> SessionKeySource:
+def open_keys(
+    config: KvrunConfig, name: str, *, has_engines: bool = False, looking: bool = False
+) -> SessionKeySource:
     """The keys for an instance called ``name``; the caller closes them. Raises KeysError.
 
-    One that ``has_engines`` confirms no pages of destroyed keys until ``on_taken`` is set.
+    One that ``has_engines`` confirms no pages of destroyed keys until ``on_taken`` is set. Who is
+    only ``looking`` is refused a folder that lacks keys, which a start would do without.
     """
     if config.keys.mode == "service":
         ring = SigningRing(config.layout.signing_keys, now=time.time)
@@ -84,7 +88,7 @@ def open_keys(config: KvrunConfig, name: str, *, has_engines: bool = False) -> S
             strict_memory=config.deployment.strict,
             on_taken=_unconfirmed if has_engines else _without_engines,
         )
-    return open_service(config)
+    return open_service(config, looking=looking)
 
 
 def _unconfirmed(
@@ -108,37 +112,48 @@ def _instance_key(ring: SigningRing) -> Ed25519PrivateKey:
         ) from None
 
 
-def open_service(config: KvrunConfig) -> KeyService:
-    """The key folder and root of the configuration, in this process. Raises KeysError."""
+def open_service(config: KvrunConfig, *, looking: bool = False) -> KeyService:
+    """The key folder and root of the configuration, in this process. Raises KeysError.
+
+    See ``open_keys`` for ``looking``.
+    """
+    keys = config.layout.keys
+    if looking and not (keys / SLOTS_NAME).exists():
+        raise KeysError(
+            f"{keys / SLOTS_NAME} is not there",
+            hint="Mount or put back that folder. Where the deployment never ran, it holds nobody.",
+        )
     root = open_root(config)
     try:
-        _require_fetched(config, root)
-    except KeysError:
+        require_key_file(keys, root, in_storage=config.object_tier)
+        return KeyService.open(
+            keys,
+            root,
+            strict_memory=config.deployment.strict,
+            workspace=config.deployment.workspace,
+            deployment=config.deployment.name,
+            limits=key_limits(config),
+            now=time.time,
+            lease_s=config.keys.lease_s,
+            before_loss=refuse_to_lose(keys) if looking else _before_loss(config, root),
+        )
+    except BaseException:
         root.close()
         raise
-    return KeyService.open(
+
+
+def _before_loss(config: KvrunConfig, root: Root) -> BeforeLoss:
+    if not config.object_tier:
+        return let_it_go
+    workspace, deployment = config.deployment.workspace, config.deployment.name
+    return require_newest(
         config.layout.keys,
         root,
-        strict_memory=config.deployment.strict,
-        workspace=config.deployment.workspace,
-        deployment=config.deployment.name,
-        limits=key_limits(config),
-        now=time.time,
-        lease_s=config.keys.lease_s,
+        workspace,
+        deployment,
+        lambda: _storage(config),
+        copies_folder(workspace, deployment),
     )
-
-
-def _require_fetched(config: KvrunConfig, root: Root) -> None:
-    """What an older key file lacks counts as destroyed, and an empty folder lacks everything."""
-    upper = None if root.folder is None else root.folder / UPPER_NAME
-    if not config.object_tier or upper is None or not upper.exists():
-        return
-    if not (config.layout.keys / SLOTS_NAME).exists():
-        raise KeysError(
-            f"{config.layout.keys} is empty while the root has keys: a start would destroy them",
-            hint="`kvrun keys fetch` brings the newest copy from Storage. To start with a cold "
-            f"cache instead, remove {upper}",
-        )
 
 
 @contextlib.contextmanager

@@ -3,7 +3,9 @@
 ``tag`` finds an entry by its id, ``ref`` is its pseudonym, as logs have it.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from kvrun.keys.filesystem import ClaimClass
 from kvrun.keys.hierarchy import SessionScope
@@ -65,6 +67,22 @@ class DestructionEvidence:
     method: str
 
 
+class Loss(StrEnum):
+    """What opening a key folder is about to take away for good."""
+
+    OLDER_COPY = "is an older copy: keys that it lacks count as destroyed once it is opened"
+    EMPTIED = "holds nothing that can be opened, and is emptied once it is opened"
+    DAMAGED = "holds keys that do not open, which go once it is opened"
+
+
+BeforeLoss = Callable[[Loss], None]
+"""Called before anything is lost; it raises KeysError where that must not be."""
+
+
+def let_it_go(_loss: Loss) -> None:
+    """What a start does: it goes on with what is left."""
+
+
 @dataclass(frozen=True, slots=True)
 class RecoveryReport:
     """What opening a key folder found and repaired; nothing after a clean stop."""
@@ -92,6 +110,8 @@ class RecoveryReport:
             return "an older copy at the last start: the keys that it lacks count as destroyed"
         if self.started_over:
             return "emptied at the last start: nothing in it could be opened"
+        if gone := self.orphan_slots + self.lost_slots:
+            return f"damaged at the last start: keys that did not open were removed ({gone})"
         return ""
 
 

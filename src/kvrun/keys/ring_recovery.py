@@ -14,6 +14,8 @@ from kvrun.keys.records import (
     get_name,
 )
 from kvrun.keys.ring_entries import (
+    BeforeLoss,
+    Loss,
     RecoveryReport,
     SessionEntry,
     TenantEntry,
@@ -42,22 +44,33 @@ class OpenedRing:
     report: RecoveryReport
 
 
-def recover(store: RingStore, workspace: str, deployment: str, now: float) -> OpenedRing:
+def recover(
+    store: RingStore, workspace: str, deployment: str, now: float, before_loss: BeforeLoss
+) -> OpenedRing:
     """Open or create the ring of one deployment.
 
-    Raises KeysError when the folder belongs to another deployment or is damaged, RootError when
-    the root is another one or older than the slots.
+    Raises what ``before_loss`` raises, before anything is lost, KeysError when the folder belongs
+    to another deployment or is damaged, RootError when the root is another one or older than the
+    slots.
     """
     try:
-        return _recover(store, workspace, deployment, now)
+        return _recover(store, workspace, deployment, now, before_loss)
     finally:
         store.wipe_scratch()
 
 
-def _recover(store: RingStore, workspace: str, deployment: str, now: float) -> OpenedRing:
-    torn, torn_upper = store.slots.scrub_torn(), store.upper.scrub_torn()
+def _recover(
+    store: RingStore, workspace: str, deployment: str, now: float, before_loss: BeforeLoss
+) -> OpenedRing:
     found = scan_records(store)
-    state, started_over = _settle_state(store, found, workspace, deployment)
+    torn, torn_upper = store.slots.torn(), store.upper.torn()
+    if _is_older_copy(store, found):
+        before_loss(Loss.OLDER_COPY)
+    elif torn or torn_upper:
+        before_loss(Loss.DAMAGED)
+    store.slots.scrub_torn(torn)
+    store.upper.scrub_torn(torn_upper)
+    state, started_over = _settle_state(store, found, workspace, deployment, before_loss)
     store.use_ring(state.keyring_id, workspace, deployment)
     _settle_upper_keys(store, found, now)
     if isinstance(store.root, RotatableRoot) and store.root.rotating:
@@ -69,6 +82,8 @@ def _recover(store: RingStore, workspace: str, deployment: str, now: float) -> O
     live = _settle_epochs(store, found, state)
 
     index = _Index(store, found, live)
+    if index.orphans or index.lost or index.lost_tables:
+        before_loss(Loss.DAMAGED)
     slot_keys = index.slot_keys
     doomed = {slot for slot, number in found.tombstones.items() if number in live}
     # What was dropped must not come back with another copy of its slot, nor what a stale record is
@@ -112,7 +127,11 @@ def _recover(store: RingStore, workspace: str, deployment: str, now: float) -> O
 
 
 def _settle_state(
-    store: RingStore, found: FoundRecords, workspace: str, deployment: str
+    store: RingStore,
+    found: FoundRecords,
+    workspace: str,
+    deployment: str,
+    before_loss: BeforeLoss,
 ) -> tuple[KeyringState, bool]:
     """Whose folder it is, and whether it had to be emptied first."""
     root, upper = store.root.facts, found.upper_state
@@ -121,7 +140,7 @@ def _settle_state(
         if found.records() or found.tombstones:
             raise SlotFileError(
                 f"{store.slots.path} holds keys but its state record is damaged",
-                hint="Remove the key folder to start with a cold cache.",
+                hint=_anew(store),
             )
         return _start_over(
             store,
@@ -147,6 +166,7 @@ def _settle_state(
         return _start_over(store, found, state)
     if upper is None:
         if found.records() or found.earlier:
+            before_loss(Loss.EMPTIED)
             _log.warning(
                 "the keys in %s cannot be opened any more and are removed: the cache starts cold "
                 "(%s)",
@@ -157,8 +177,7 @@ def _settle_state(
     if upper.keyring_id != state.keyring_id:
         raise KeysError(
             f"{store.slots.path} does not belong to the keys in {store.upper.path}",
-            hint="Put back the key folder that this root had, or remove it to start with a cold "
-            "cache.",
+            hint=f"Put back the key folder that this root had. {_anew(store)}",
         )
     mark = max(state.generation_mark, upper.generation_mark)
     state = replace(state, generation_mark=mark)
@@ -198,9 +217,13 @@ def _settle_upper_keys(store: RingStore, found: FoundRecords, now: float) -> Non
     if found.records() or found.tables:
         raise SlotFileError(
             f"The workspace or deployment key in {store.upper.path} is damaged",
-            hint=f"Remove it and the key folder to start with a cold cache: {store.upper.path}",
+            hint=_anew(store),
         )
     store.create_upper_keys(microseconds(now))
+
+
+def _anew(store: RingStore) -> str:
+    return f"To start with a cold cache, remove the key folder and {store.upper.path}."
 
 
 def _is_older_copy(store: RingStore, found: FoundRecords) -> bool:
@@ -228,8 +251,7 @@ def _settle_epochs(store: RingStore, found: FoundRecords, state: KeyringState) -
         raise RootError(
             f"The key root is older than the keys: it ends at epoch {live[-1] if live else 0}, "
             f"and {store.slots.path} is at {newest}",
-            hint="A copy of the root was restored. Remove the key folder to start with a cold "
-            "cache.",
+            hint=f"A copy of the root was restored. {_anew(store)}",
         )
     if not live:
         store.root.create_epoch(1)

@@ -27,7 +27,7 @@ from kvrun.keys.listing import KeyListing
 from kvrun.keys.locked import Protection
 from kvrun.keys.open_handles import OpenHandles
 from kvrun.keys.records import check_name
-from kvrun.keys.ring_entries import RecoveryReport, SessionEntry, TenantEntry
+from kvrun.keys.ring_entries import BeforeLoss, RecoveryReport, SessionEntry, TenantEntry, let_it_go
 from kvrun.keys.room import make_room
 from kvrun.keys.root import Root, RootFacts
 from kvrun.keys.selection import KeySelection
@@ -83,6 +83,7 @@ class KeyService:
         random_into: RandomInto = getrandom,
         strict_memory: bool = False,
         io: SlotIO = OS_IO,
+        before_loss: BeforeLoss = let_it_go,
     ) -> "KeyService":
         """Open or create the folder and finish what a crash cut short (see ``recovery``).
 
@@ -101,6 +102,7 @@ class KeyService:
             strict=strict_memory,
             random_into=random_into,
             io=io,
+            before_loss=before_loss,
         )
         service = cls(ring, root, limits, now, clock)
         if lease_s is not None:
@@ -291,8 +293,7 @@ class KeyService:
             idle = self._limits.idle_timeout_s
             # What a crash may forget of a use: a hundredth of the timeout, an hour at most.
             self._persist_use(min(3600.0, 3600.0 if idle is None else idle / 100))
-            done, self._unreported = self._unreported, []
-            return done
+            return self.destroyed_by_use()
 
     def destroyed_by_use(self) -> list[DestroyedKey]:
         """What ``acquire`` destroyed since somebody asked, here or by ``destroy_expired``."""
@@ -317,8 +318,7 @@ class KeyService:
         if not self._lock.acquire(timeout=-1 if within_s is None else within_s):
             return None
         try:
-            found = ((key_id, self._ring.session_of(key_id)) for key_id in key_ids)
-            return {key_id: entry for key_id, entry in found if entry is not None}
+            return {i: entry for i in key_ids if (entry := self._ring.session_of(i)) is not None}
         finally:
             self._lock.release()
 

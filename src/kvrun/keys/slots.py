@@ -213,11 +213,15 @@ class SlotFile:
             self._free.append(slot)
         return way
 
-    def scrub_torn(self) -> list[int]:
-        """Zero free slots that are not all zeros (a write that was cut short, or damage)."""
-        torn = [
+    def torn(self) -> list[int]:
+        """Free slots that are not all zeros (a write that was cut short, or damage)."""
+        return [
             slot for slot, current in enumerate(self._current) if not current and self._dirty(slot)
         ]
+
+    def scrub_torn(self, torn: list[int] | None = None) -> list[int]:
+        """Zero torn slots, these if somebody found them already; which they were."""
+        torn = self.torn() if torn is None else torn
         if torn:
             self._free = [slot for slot in self._free if slot not in set(torn)]
             self.erase(torn)

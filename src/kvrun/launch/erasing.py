@@ -45,7 +45,7 @@ def plan_erasure(config: KvrunConfig, asked: Mapping[str, str], *, offline: bool
         lifetime_s = request.token_lifetime_s
         return erasures.plan(request.scope, request.confirm, lifetime_s=lifetime_s)
 
-    answer = _ask(config, "erase_plan", asked, here, offline)
+    answer = _ask(config, "erase_plan", asked, here, offline, looking=True)
     return msgspec.json.decode(answer, type=Plan)
 
 
@@ -83,6 +83,8 @@ def _ask(
     asked: Mapping[str, str],
     here: Callable[[Erasures], object],
     offline: bool,
+    *,
+    looking: bool = False,
 ) -> bytes:
     try:
         return ask_daemon(config, operation, asked, timeout_s=_TIMEOUT_S)
@@ -94,7 +96,7 @@ def _ask(
     try:
         with (
             folder_lock(config.layout.data_dir),
-            open_parts(config, memory_bytes=_OFFLINE_MEMORY_BYTES) as parts,
+            open_parts(config, memory_bytes=_OFFLINE_MEMORY_BYTES, looking=looking) as parts,
             open_erasures(config, parts, None, _away(config)) as erasures,
         ):
             return msgspec.json.encode(here(erasures))
