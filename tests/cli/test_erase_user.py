@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -14,8 +15,13 @@ from typing import Any
 
 import pytest
 
+from kvrun.api.services import open_services
+from kvrun.config import load_config
+from kvrun.deployments.machine import Command
+from kvrun.deployments.model import DeploymentSpec
 from kvrun.erasure.certificate import ErasureStatement, decode_statement
 from kvrun.erasure.document import parse_certificate, payload_of
+from kvrun.keys.opening import open_keys
 from support.client import grant
 from support.daemon import Daemon
 
@@ -137,6 +143,42 @@ def test_storage_without_its_configuration_is_pending_not_forgotten(
     parent = statement(answer(done)["certificate"])
     assert _child(parent, "forgotten").outcome.value == "pending"
     assert _child(parent, "running").outcome.value == "erased"
+
+
+def test_what_the_control_plane_has_on_record_is_pending_not_forgotten(
+    short_folder: Path,
+) -> None:
+    """Made in the console: below the control plane's folder, so that no Storage here shows it."""
+    file = short_folder / "kvrun.toml"
+    file.write_text("")
+    config = load_config(file, {})
+    with contextlib.closing(open_keys(config, "one")) as keys:
+        keys.acquire("alice", "one")
+    with contextlib.closing(open_services(config, file)) as services:
+        workspace = services.accounts.ensure_workspace("default")
+        made, _ = (
+            services.deployments.create(
+                workspace.id, DeploymentSpec(name=name, model="demo", multi_tenant=True)
+            )
+            for name in ("chat", "never-ran")
+        )
+        services.deployments._store.command(made.id, Command.START)
+    here = ("erase", "user", "alice", "--workspace", "default", "--json")
+    plan = answer(kvrun(short_folder, *here, "--plan"))
+    assert list(plan["pending"]) == [made.id], "neither its own nor what never ran"
+    assert "on record as chat" in plan["pending"][made.id]
+    assert answer(kvrun(short_folder, *here, "-c", file, "--plan"))["pending"] == plan["pending"]
+    done = kvrun(short_folder, *here, "--confirm", plan["token"])
+    assert done.returncode == 1
+    assert list(answer(done)["problems"]) == [made.id]
+    parent = statement(answer(done)["certificate"])
+    assert _child(parent, made.id).outcome.value == "pending"
+    assert _child(parent, config.deployment.name).outcome.value == "erased"
+    (config.control_home / "control.db").write_bytes(b"no database")
+    plan = answer(kvrun(short_folder, *here, "--plan"))
+    done = kvrun(short_folder, *here, "--confirm", plan["token"])
+    assert (done.returncode, answer(done)["problems"]) == (1, {})
+    assert "Which other deployments the control plane has is not known" in done.stderr
 
 
 def test_another_workspace_is_refused(deployments: list[Daemon]) -> None:

@@ -15,6 +15,8 @@ from kvrun.launch import erasing
 from kvrun.launch.joint_erasures import Target
 
 Chosen = tuple[Deployment, Target]
+MAY_HOLD_NOTHING = (DeploymentState.CREATED, DeploymentState.DELETED)
+"""They never started, or are deleted."""
 
 
 class SameNameError(ErasureError):
@@ -34,9 +36,8 @@ class DeploymentPlan:
 
 def reachable(services: Services, workspace_id: str) -> list[Deployment]:
     """Deployments that may hold something: not those that never started, nor deleted ones."""
-    never = (DeploymentState.CREATED, DeploymentState.DELETED)
     found = services.deployments.list(workspace_id, deleted=False)
-    return [item for item in found if item.state not in never]
+    return [item for item in found if item.state not in MAY_HOLD_NOTHING]
 
 
 def planned(services: Services, item: Deployment, scope: Mapping[str, str]) -> DeploymentPlan:
@@ -72,7 +73,7 @@ def choose(
         except KvrunError as error:
             if token and not certify_pending:
                 raise
-            names.append(_name_in_log(item))
+            names.append(name_in_log(item))
             unknown[names[-1]] = error.message
             continue
         names.append(config.deployment.name)
@@ -97,7 +98,7 @@ def _check_names(names: Iterable[str]) -> None:
         seen.add(name)
 
 
-def _name_in_log(deployment: Deployment) -> str:
+def name_in_log(deployment: Deployment) -> str:
     """What its certificates call it where its configuration cannot be asked."""
     ours = deployment.launcher is LauncherKind.LOCAL
     return deployment.id if ours else deployment.spec.name

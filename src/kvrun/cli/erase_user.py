@@ -32,6 +32,7 @@ from kvrun.launch.joint_erasures import (
     erasing_jointly,
     targets_of,
 )
+from kvrun.state import DatabaseError
 
 
 def user(
@@ -58,14 +59,15 @@ def user(
 ) -> None:
     """Erase one person in every deployment of a workspace, stopped ones included.
 
-    Where configurations are given, it is their deployments. Else the control plane is asked, which
-    knows them all, where its API's address or key is given or no kvrun.toml is here.
+    Where configurations are given, or a kvrun.toml is here, it is their deployments. Else, or where
+    its API's address or key is given without a configuration, the control plane is asked, which
+    knows them all.
 
     Each deployment gives a certificate, also where it held nothing; one parent certificate lists
     them. Where one fails, or the command is cut short, ask again with the same reference: it goes
     on from there, and there is one parent in the end. A deployment that has Storage in a given
-    one's data folder, but whose configuration was not given, is listed as pending, and the command
-    ends with status 1. Others are not seen.
+    one's data folder, or is on record in its control plane, but whose configuration was not given,
+    is listed as pending, and the command ends with status 1. Others are not seen.
 
     Example: kvrun erase user alice --workspace acme --ref DSAR-123 --plan
     """
@@ -89,15 +91,19 @@ def user(
                 as_json=as_json,
             )
         return
-    configs = _deployments(config_file or [DEFAULT_CONFIG], workspace)
+    files = config_file or [DEFAULT_CONFIG]
+    configs = _deployments(files, workspace)
+    unknown, unread = _not_given(configs, files, workspace)
     asked = JointAsked(workspace, user_id, reference, requester(), legal_basis)
     if plan:
         counted = [plan_erasure(config, asked.scope, offline=True) for config in configs]
         token = BETWEEN_TOKENS.join(plan.token for plan in counted)
         if as_json:
-            print_json({"deployments": counted, "token": token})
+            print_json({"deployments": counted, "token": token, "pending": unknown})
         else:
             show_plan(counted, command, token)
+            for name, why in unknown.items():
+                typer.echo(f"Not reached: {name}: {why}", err=True)
         return
     tokens = confirm.split(BETWEEN_TOKENS) if confirm else [""] * len(configs)
     if len(tokens) != len(configs):
@@ -105,9 +111,6 @@ def user(
             f"the token is a plan's over {len(tokens)} deployments, not {len(configs)}",
             hint="Give the same --config options in the same order as with --plan.",
         )
-    unknown = dict.fromkeys(
-        _without_configuration(configs, workspace), "its Storage is here, but not its configuration"
-    )
     targets = targets_of(configs, asked, tokens)
     with erasing_jointly(targets, asked, unknown=unknown, certify_pending=certify_pending) as done:
         if as_json:
@@ -124,7 +127,7 @@ def user(
             sys.stdout.flush()
         else:
             _hand_out(done, opening)
-    raise typer.Exit(1 if done.problems else 0)
+    raise typer.Exit(1 if done.problems or unread else 0)
 
 
 def _hand_out(done: JointErased, opening: Path | None) -> None:
@@ -152,6 +155,36 @@ def _deployments(paths: Sequence[Path], workspace: str) -> list[KvrunConfig]:
     if len(set(names)) < len(names):
         raise ErasureError("two of the configurations name the same deployment")
     return configs
+
+
+def _not_given(
+    configs: Sequence[KvrunConfig], files: Sequence[Path], workspace: str
+) -> tuple[dict[str, str], bool]:
+    """Why deployments beside those given are not reached, by name; and whether there may be more,
+    since a control plane's database could not be read."""
+    from kvrun.api.known_deployments import known_beside  # large, and not for other commands
+
+    found = dict.fromkeys(
+        _without_configuration(configs, workspace), "its Storage is here, but not its configuration"
+    )
+    names = {config.deployment.name for config in configs}
+    given, unread = {file.resolve() for file in files}, False
+    for config in configs:
+        try:
+            known = known_beside(config, workspace, names, given)
+        except DatabaseError as error:
+            unread = True
+            typer.echo(
+                f"Which other deployments the control plane has is not known: {error.message}",
+                err=True,
+            )
+            continue
+        for name, shown in known.items():
+            found[name] = (
+                f"the control plane has it on record as {shown}: ask it, with --api-key-file and "
+                "without --config"
+            )
+    return found, unread
 
 
 def _without_configuration(configs: Sequence[KvrunConfig], workspace: str) -> list[str]:
