@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import ClassVar, cast
 
 import pytest
 from policies import EU, US, revision
 
 from kvrun.cache.events import Tier as CacheTier
 from kvrun.instance.journal import Journal
-from kvrun.instance.residency import Mode, Residency
+from kvrun.instance.residency import Mode, Residency, Standing
 from kvrun.policy.bundle import ActivePolicy, Origin, PolicyFolder, SyncOutcome, TenantEntry
 from kvrun.policy.compile import CompiledRevision, Decision, PolicyTable, Row
 from kvrun.policy.diff import UNKNOWN, diff_decisions
@@ -20,6 +20,7 @@ from kvrun.policy.document import TIER_NAMES, Tier
 from kvrun.policy.engine import Decider
 from kvrun.policy.errors import PolicyError
 from kvrun.policy.matching import InstanceFacts, Tenant, Why
+from kvrun.policy.observed import Observed
 from kvrun.policy.simulate import RecordedPlacement, simulate
 
 HERE = InstanceFacts(region="eu-west-1")
@@ -32,6 +33,7 @@ LINES = "eu eu- gpu memory disk object\nus us- gpu memory\n"
 class LinesEngine:
     """Decides by lines; who is of no class that it knows gets GPU memory where any line is."""
 
+    busy: ClassVar[bool] = False
     revision: str
     lines: tuple[tuple[str, ...], ...]
     facts: InstanceFacts
@@ -51,6 +53,8 @@ class LinesEngine:
         return gpu, memory, disk, object_
 
     def table(self, tenants: Mapping[str, Tenant]) -> PolicyTable:
+        if self.busy:
+            raise PolicyError("it takes too long")
         rows = {ref: self.row(tenant) for ref, tenant in tenants.items()}
         return PolicyTable(self.revision, self.row(Tenant()), rows)
 
@@ -90,8 +94,17 @@ def lines(text: str, name: str = "r1") -> ActivePolicy:
     return ActivePolicy(origin=Origin(revision=name), activated_at=1.0, files={"rules": text})
 
 
-def follow(folder: PolicyFolder, mode: Mode = Mode.ENFORCE) -> tuple[Residency, Events]:
-    events = Events()
+class Times:
+    """The time of day, and how long it runs; in seconds."""
+
+    day = 50.0
+    running = 0.0
+
+
+def follow(
+    folder: PolicyFolder, mode: Mode = Mode.ENFORCE, times: Times | None = None
+) -> tuple[Residency, Events]:
+    events, times = Events(), times or Times()
     made = Residency(
         folder,
         HERE,
@@ -101,7 +114,8 @@ def follow(folder: PolicyFolder, mode: Mode = Mode.ENFORCE) -> tuple[Residency, 
         regions_elsewhere=("us-east-1", "eu-central-1"),
         compiler=LinesEngine.compile,
         max_age_s=100.0,
-        now=lambda: 50.0,
+        now=lambda: times.day,
+        clock=lambda: times.running,
     )
     return made, events
 
@@ -170,6 +184,83 @@ def test_age_and_warnings_hold_for_another_engine_too(folder: PolicyFolder) -> N
     aged, _ = follow(folder)
     assert aged.may_serve("e", "s")
     assert not aged.allows("e", "s", CacheTier.MEMORY)
+
+
+def kept(residency: Residency, ref: str) -> list[CacheTier]:
+    below = (CacheTier.MEMORY, CacheTier.DISK, CacheTier.OBJECT)
+    return [tier for tier in below if residency.allows(ref, "s", tier)]
+
+
+def test_a_revision_that_cannot_decide_when_the_daemon_starts_leaves_gpu_memory(
+    folder: PolicyFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LinesEngine, "busy", True)
+    residency, events = follow(folder)
+    assert residency.standing is Standing.MISSING
+    assert not any(kept(residency, ref) for ref in (*TENANTS, "somebody"))
+    assert residency.may_serve("e", "s")
+    assert residency.elsewhere.regions("u") == ()
+    assert events.said == [("policy_activated", "none")]
+    assert "too long" in residency.state().error
+
+    # A tenant who belongs elsewhere comes to be known.
+    folder.put_tenants([TenantEntry(tenant_ref="far", region="us-east-1")])
+    assert residency.refresh()
+    assert not residency.may_serve("far", "s")
+    assert not residency.refresh()
+    assert "too long" in residency.state().error
+
+    monkeypatch.setattr(LinesEngine, "busy", False)
+    put(folder, LINES, "r2")
+    assert residency.refresh()
+    assert not residency.refresh()
+    assert (residency.revision, residency.state().error) == ("r2", "")
+
+
+def test_what_cannot_decide_about_a_new_tenant_leaves_what_is_in_force_and_is_asked_again(
+    folder: PolicyFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = Times()
+    residency, _ = follow(folder, times=times)
+    monkeypatch.setattr(LinesEngine, "busy", True)
+    put(folder, LINES.replace("disk object", ""), "r2")
+    assert not residency.refresh()
+    assert residency.allows("e", "s", CacheTier.DISK)
+    assert residency.revision == "r1"
+    monkeypatch.setattr(LinesEngine, "busy", False)
+    assert not residency.refresh()
+    times.running += 60.0
+    assert residency.refresh()
+    assert residency.revision == "r2"
+    assert not residency.allows("e", "s", CacheTier.DISK)
+    assert not residency.refresh()
+    assert residency.state().error == ""
+
+
+def test_what_cannot_decide_and_is_too_old_leaves_gpu_memory(
+    folder: PolicyFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = Times()
+    residency, _ = follow(folder, times=times)
+    assert residency.allows("e", "s", CacheTier.DISK)
+    monkeypatch.setattr(LinesEngine, "busy", True)
+    times.day += 1000.0
+    assert residency.refresh()
+    assert residency.standing is Standing.AGED
+    assert not any(kept(residency, ref) for ref in TENANTS)
+    assert [residency.may_serve(ref, "s") for ref in TENANTS] == [True, False, True]
+
+
+def test_what_cannot_decide_for_where_the_instance_is_seen_leaves_gpu_memory(
+    folder: PolicyFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    residency, events = follow(folder)
+    assert residency.allows("e", "s", CacheTier.DISK)
+    monkeypatch.setattr(LinesEngine, "busy", True)
+    residency.observed(Observed(instance="us-east-1"))
+    assert residency.standing is Standing.MISSING
+    assert not any(kept(residency, ref) for ref in TENANTS)
+    assert events.said[-1] == ("policy_activated", "none")
 
 
 def test_it_is_a_decider() -> None:

@@ -25,9 +25,9 @@ from kvrun.instance.journal import Journal
 from kvrun.instance.layout import EngineLayout, WorkerShape
 from kvrun.instance.pack_keys import SessionPackKeys
 from kvrun.instance.protocol import Match, Matched, ProtocolError, Verdict, page_owner
-from kvrun.instance.residency import Residency, ResidencyDeniedError, allowed_tiers
+from kvrun.instance.residency import Residency, allowed_tiers
 from kvrun.instance.retention import RetentionDay
-from kvrun.instance.totals import Denial, DeniedError, denial_of
+from kvrun.instance.totals import Denial, DeniedError, ResidencyDeniedError, denial_of
 from kvrun.keys.daemon_state import Pages
 from kvrun.keys.destruction import DestroyedKey
 from kvrun.keys.session import SessionKeys

@@ -24,7 +24,6 @@ from kvrun.instance.basis import basis_in
 from kvrun.instance.elsewhere import Elsewhere
 from kvrun.instance.journal import Journal
 from kvrun.instance.refusals import Refusals
-from kvrun.instance.totals import Denial, DeniedError
 from kvrun.policy.bundle import ActivePolicy, PolicyFolder, SyncStatus
 from kvrun.policy.compile import (
     Placement,
@@ -42,6 +41,8 @@ from kvrun.policy.observed import Observed, Standings, believed, places_text, st
 from kvrun.policy.observed import Standing as Seen
 from kvrun.policy.setup import asked_of, facts_of, folder_of
 
+_AGAIN_S = 30.0  # so long after a revision could not decide it is asked again
+_NEVER = float("inf")
 _log = logging.getLogger(__name__)
 
 
@@ -61,21 +62,6 @@ class Standing(StrEnum):
     ACTIVE = "active"
     AGED = "too old: GPU memory only"
     MISSING = "no valid policy: GPU memory only"
-
-
-class ResidencyDeniedError(DeniedError):
-    """The policy does not allow that the tenant is processed in this instance's region."""
-
-    status = 403
-
-    def __init__(self, region: str, elsewhere: Sequence[str] = ()) -> None:
-        """``elsewhere``: regions of the same deployment where it is allowed."""
-        where = f"the region {region}" if region else "this instance, whose region is not set"
-        super().__init__(
-            Denial.RESIDENCY, f"the residency policy does not allow this tenant in {where}"
-        )
-        self.hint = "Send the request to a deployment in a region that its policy allows."
-        self.elsewhere = tuple(elsewhere)
 
 
 class ResidencyState(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,7 +114,6 @@ class Residency:
         self._seen = folder.seen(asked)
         self.facts = believed(facts, self._seen)
         """What decisions rest on."""
-        self._moved = False
         self.on_change: Callable[[], None] = lambda: None
         self.on_new_table: Callable[[], None] = lambda: None
         self.refusals = Refusals(clock)
@@ -140,8 +125,12 @@ class Residency:
         self._now = now
         self._effort = effort
         self._compiler = compiler
+        self._clock = clock
         self._lock = threading.Lock()
         self._in_force = connected and mode is not Mode.OFF
+        self._undecided = True  # nothing was decided yet for where it is
+        self._tried = Standing.MISSING
+        self._again_at = _NEVER
         self._stamps: dict[Path, tuple[int, int, int] | None] = {}
         self._asked = Path()
         self._active: ActivePolicy | None = None
@@ -153,6 +142,7 @@ class Residency:
         self._standing = Standing.OFF if mode is Mode.OFF else Standing.BUILTIN
         self._table = builtin_table()
         if self._in_force:
+            self._table, self._standing = self._closed(), Standing.MISSING
             self.refresh()
 
     @classmethod
@@ -228,7 +218,7 @@ class Residency:
             self._note_mismatch(before, now)
             if facts == self.facts:
                 return
-            self.facts, self._moved = facts, True
+            self.facts, self._undecided = facts, True
             if self._compiled is not None:
                 self._compiled = self._compiled.at(facts)
         self.refresh()
@@ -238,21 +228,25 @@ class Residency:
         if not self._in_force:
             return False
         with self._lock:
-            changed = self._read() or self._moved
-            standing = self._stand()
-            if not changed and standing is self._standing:
+            news, standing = self._read() or self._undecided, self._stand()
+            if not news and standing is self._tried and self._clock() < self._again_at:
                 return False
-            before, moved = self._table.revision, self._moved
+            self._tried, self._again_at = standing, _NEVER
             try:
                 table = self._make(standing)
             except PolicyError as error:
-                # A condition that takes too long for a tenant that is new: what is in force stays.
+                # A condition that takes too long, perhaps for a tenant that is new.
                 self._fail(error)
-                return False
-            self._table, self._standing, self._moved = table, standing, False
-            self.elsewhere.use(self._compiled, self._tenants)
+                self._again_at = self._clock() + _AGAIN_S
+                table, standing = self._left(standing)
+                if table is self._table or (standing is self._standing and not news):
+                    return False
+            before, undecided = self._table.revision, self._undecided
+            self._table, self._standing, self._undecided = table, standing, False
+            decider = None if standing is Standing.MISSING else self._compiled
+            self.elsewhere.use(decider, self._tenants)
             self._journal.policy_revision = table.revision
-            if table.revision != before or moved:
+            if table.revision != before or undecided:
                 reason = standing.value + places_text(self.facts)
                 self._journal.policy_event(Event.POLICY_ACTIVATED, table.revision, reason)
         self.on_new_table()
@@ -299,7 +293,8 @@ class Residency:
                     self._compiled = self._compiler(active, self.facts, self._effort)
                     self._active = active
                     changed = True
-            self._error = ""
+            if self._again_at == _NEVER:
+                self._error = ""
         except PolicyUnreadableError as error:
             self._stamps.pop(self._asked, None)  # it is the same file that is read again
             self._fail(error)
@@ -315,11 +310,23 @@ class Residency:
 
     def _make(self, standing: Standing) -> PolicyTable:
         if self._compiled is None:
-            table = closed_table(self.facts, self._tenants)
-        else:
-            table = self._compiled.table(self._tenants)
+            return self._closed()
+        table = self._compiled.table(self._tenants)
+        return self._as_asked(aged_table(table) if standing is Standing.AGED else table)
+
+    def _closed(self) -> PolicyTable:
+        return self._as_asked(closed_table(self.facts, self._tenants))
+
+    def _left(self, standing: Standing) -> tuple[PolicyTable, Standing]:
+        """What holds while the revision cannot decide: what is in force, unless it is for another
+        place, too old, or nothing yet."""
+        if self._undecided or self._standing is Standing.MISSING:
+            return self._closed(), Standing.MISSING
         if standing is Standing.AGED:
-            table = aged_table(table)
+            return self._as_asked(aged_table(self._table)), standing
+        return self._table, self._standing
+
+    def _as_asked(self, table: PolicyTable) -> PolicyTable:
         return warned_table(table) if self._mode is Mode.WARN else table
 
     def _take_seen(self, seen: Observed) -> None:

@@ -50,9 +50,9 @@ from kvrun.instance.protocol import (
     Verdict,
     Welcome,
 )
-from kvrun.instance.residency import ResidencyDeniedError
 from kvrun.instance.scrubbing import SchedulerScrubber
 from kvrun.instance.staging import create_region
+from kvrun.instance.totals import ResidencyDeniedError
 from kvrun.instance.transfers import Transfers, WorkerLink
 from kvrun.instance.user_erasures import UserErasures
 from kvrun.unixsocket import listen_privately

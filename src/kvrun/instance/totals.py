@@ -39,6 +39,21 @@ class DeniedError(KvrunError):
         self.denial = denial
 
 
+class ResidencyDeniedError(DeniedError):
+    """The policy does not allow that the tenant is processed in this instance's region."""
+
+    status = 403
+
+    def __init__(self, region: str, elsewhere: Sequence[str] = ()) -> None:
+        """``elsewhere``: regions of the same deployment where it is allowed."""
+        where = f"the region {region}" if region else "this instance, whose region is not set"
+        super().__init__(
+            Denial.RESIDENCY, f"the residency policy does not allow this tenant in {where}"
+        )
+        self.hint = "Send the request to a deployment in a region that its policy allows."
+        self.elsewhere = tuple(elsewhere)
+
+
 def denial_of(error: KvrunError) -> Denial:
     """The class of the reason for which a request was denied."""
     if isinstance(error, DeniedError):
