@@ -18,6 +18,7 @@ from kvrun.policy.compile import (
 )
 from kvrun.policy.diff import UNKNOWN, diff_decisions, diff_documents
 from kvrun.policy.document import Tier
+from kvrun.policy.errors import PolicyRejectedError
 from kvrun.policy.matching import InstanceFacts, Place, Tenant, Why
 from kvrun.policy.simulate import RecordedPlacement, simulate
 from kvrun.policy.testing import explain, run_tests
@@ -202,6 +203,21 @@ def test_a_simulation_counts_what_would_come_out_differently() -> None:
     assert (result.placements, result.refused) == (4, 4)
     assert sum(group.placements for group in result.changes) == 4
     assert all(not group.now_allowed for group in result.changes)
+
+
+SLOW = itertools.repeat(0.04)
+"""An evaluation takes so many seconds here: one may, 251 together may not."""
+
+
+def test_decisions_about_one_tenant_after_another_have_their_own_time_each() -> None:
+    asks = BASE.replace("allow:", 'when: tenant.labels.n == "1"\nallow:')
+    compiled = CompiledRevision(revision(asks), HERE, itertools.accumulate(SLOW).__next__)
+    tenants = {str(n): Tenant("", "", (("n", str(n)),)) for n in range(400)}
+    allowed = [n for n, tenant in tenants.items() if compiled.row(tenant)[Tier.GPU].allowed]
+    assert allowed == ["1"]
+    again = compiled.at(HERE)
+    with pytest.raises(PolicyRejectedError, match="more than 10 s together"):
+        again.table(tenants)
 
 
 def test_labels_that_no_document_asks_for_cost_no_row() -> None:

@@ -97,7 +97,8 @@ class PolicyTable:
 class CompiledRevision:
     """A revision for one instance; ``table`` gives the decisions for the tenants that are known.
 
-    Raises PolicyRejectedError where a condition takes too long for some tenant.
+    Raises PolicyRejectedError where a condition takes too long for some tenant: each call has its
+    own time.
     """
 
     def __init__(
@@ -122,23 +123,18 @@ class CompiledRevision:
             for name in set(classes):
                 self._exact.setdefault(name, []).append(number)
         self._keys = _label_keys(rules)
-        self._budget = Budget(clock)
         self._by_tenant: dict[Tenant, Row] = {}
         self._by_rules: dict[tuple[tuple[int, ...], tuple[int, ...]], Row] = {}
 
     def row(self, tenant: Tenant) -> Row:
         """The decisions about a tenant with these attributes."""
-        tenant = self._relevant(tenant)
-        found = self._by_tenant.get(tenant)
-        if found is None:
-            found = self._by_tenant[tenant] = self._row(tenant)
-        return found
+        return self._known_row(tenant, Budget(self._clock))
 
     def table(self, tenants: Mapping[str, Tenant]) -> PolicyTable:
         """The table for tenants by reference."""
-        self._budget = Budget(self._clock)
-        rows = {ref: self.row(tenant) for ref, tenant in tenants.items()}
-        return PolicyTable(self.revision.id, self.row(Tenant()), rows)
+        budget = Budget(self._clock)
+        rows = {ref: self._known_row(tenant, budget) for ref, tenant in tenants.items()}
+        return PolicyTable(self.revision.id, self._known_row(Tenant(), budget), rows)
 
     def at(self, facts: InstanceFacts) -> CompiledRevision:
         """The same revision for another instance, or the same one elsewhere."""
@@ -146,11 +142,19 @@ class CompiledRevision:
 
     def about(self, tenant: Tenant) -> list[tuple[Rule, Matched]]:
         """The documents that are, or may be, about a tenant."""
+        budget = Budget(self._clock)
         return [
             (self._rules[number], matched)
             for number in self._candidates(tenant)
-            if (matched := self._matched(number, tenant)) is not Matched.NO
+            if (matched := self._matched(number, tenant, budget)) is not Matched.NO
         ]
+
+    def _known_row(self, tenant: Tenant, budget: Budget) -> Row:
+        tenant = self._relevant(tenant)
+        found = self._by_tenant.get(tenant)
+        if found is None:
+            found = self._by_tenant[tenant] = self._row(tenant, budget)
+        return found
 
     def _candidates(self, tenant: Tenant) -> Sequence[int]:
         if not tenant.tenant_class:
@@ -164,19 +168,19 @@ class CompiledRevision:
         keys = self._keys
         return replace(tenant, labels=tuple(item for item in tenant.labels if item[0] in keys))
 
-    def _matched(self, number: int, tenant: Tenant) -> Matched:
+    def _matched(self, number: int, tenant: Tenant, budget: Budget) -> Matched:
         rule = self._rules[number]
         try:
-            return matches_tenant(rule, self.facts, tenant, self._budget)
+            return matches_tenant(rule, self.facts, tenant, budget)
         except ConditionError as error:
             problem = Problem(rule.file, *rule.when_at, f"when: {error.message}")
             raise PolicyRejectedError([problem]) from None
 
-    def _row(self, tenant: Tenant) -> Row:
+    def _row(self, tenant: Tenant, budget: Budget) -> Row:
         certain: list[int] = []
         open_: list[int] = []
         for number in self._candidates(tenant):
-            matched = self._matched(number, tenant)
+            matched = self._matched(number, tenant, budget)
             if matched is Matched.YES:
                 certain.append(number)
             elif matched is Matched.OPEN:
