@@ -302,7 +302,7 @@ LESS = {
     "a tier": EU.replace("[gpu, memory, disk, object]", "[gpu, disk, object]"),
     "a shorter life": EU.replace("ttl: 7d", "ttl: 6d"),
     "a bound": EU.replace("ttl: 7d", "ttl: 7d\n  max_bytes: 1GiB"),
-    "less for one, more for another": EU.replace("ttl: 7d", "ttl: 6d") + f"---\n{US}",
+    "less for one, nothing for another": EU.replace("ttl: 7d", "ttl: 6d") + f"---\n{US}",
 }
 
 
@@ -332,11 +332,17 @@ MORE = {
     "no end": EU.replace("  ttl: 7d\n", ""),
     "the same": f"# the same\n{EU}",
     "another policy": f"{EU}---\n{US}",
+    "less for one, more for another": EU.replace("ttl: 7d", "ttl: 6d")
+    + "---\n"
+    + US.replace("us-*", "*"),
+    "less in one tier, more in another": EU.replace("memory, disk", "disk").replace(
+        "ttl: 7d", "ttl: 8d"
+    ),
 }
 
 
 @pytest.mark.parametrize("what", MORE)
-def test_what_takes_nothing_away_waits_until_it_can_be_tried_on_what_is_placed(
+def test_what_does_not_only_take_away_waits_until_it_can_be_tried_on_what_is_placed(
     world: World, what: str
 ) -> None:
     world.folder.put_tenants(
@@ -355,7 +361,8 @@ def test_what_takes_nothing_away_waits_until_it_can_be_tried_on_what_is_placed(
         assert (outcome.outcome, outcome.revision, world.active()) == ("rejected", looser, good)
         assert outcome.problems == (
             "main:1:1: it cannot be tried on what is placed now (unknown: the log does not say"
-            " what is placed now: damaged): until then only what takes something away is taken",
+            " what is placed now: damaged): until then only what takes something away and gives"
+            " nothing is taken",
         )
     world.placed = list
     assert world.sync().outcome == "activated"

@@ -70,14 +70,15 @@ def diff_decisions(
 
 
 def is_stricter(before: PolicyTable, after: PolicyTable) -> bool:
-    """Whether some decision of ``after`` allows less than that of ``before``, about any tenant that
-    either of them knows or about one of whom nothing is known."""
-    refs = {UNKNOWN, *before.rows, *after.rows}
-    return any(
-        _allows_less(is_, was)
-        for ref in refs
-        for was, is_ in zip(before.row(ref), after.row(ref), strict=True)
-    )
+    """Whether some decision of ``after`` allows less than that of ``before`` and none allows more,
+    about any tenant that either of them knows or about one of whom nothing is known."""
+    less = False
+    for ref in {UNKNOWN, *before.rows, *after.rows}:
+        for was, is_ in zip(before.row(ref), after.row(ref), strict=True):
+            if _allows_less(was, is_):
+                return False
+            less = less or _allows_less(is_, was)
+    return less
 
 
 def _allows_less(is_: Decision, was: Decision) -> bool:

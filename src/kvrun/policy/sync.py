@@ -3,8 +3,8 @@
 A commit is taken where it follows the active one, is signed if it must be, holds only policies that
 are right and whose tests pass, can be compiled for this instance and its tenants, and was tried on
 what is placed now. Otherwise the active revision stays. Where that last cannot be done, a commit
-that takes something away is taken all the same: to refuse it would keep what it forbids. Everything
-that git receives is bounded in time and size; no hook runs.
+that only takes away is taken all the same: to refuse it would keep what it forbids. Everything that
+git receives is bounded in time and size; no hook runs.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ class PolicySync:
     def _try_on_placed(self, commit: str, table: PolicyTable, active: ActivePolicy | None) -> str:
         """How many blocks have to leave which tier, for the note; counted once a commit.
 
-        Raises PolicyRejectedError where that cannot be said and the commit takes nothing away.
+        Raises PolicyRejectedError where that cannot be said, unless the commit only takes away.
         """
         if self._placed is None:
             return ""
@@ -193,7 +193,7 @@ class PolicySync:
         if trial.failed and not is_stricter(self._in_force(active), table):
             text = (
                 f"it cannot be tried on what is placed now ({trial.said}): until then only what"
-                " takes something away is taken"
+                " takes something away and gives nothing is taken"
             )
             raise PolicyRejectedError([_about(self._settings, text)])
         return f"; blocks that have to leave: {trial.said}"
