@@ -7,18 +7,20 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 from evidence_world import JANUARY, World, moment, quarter, set_to
 from test_evidence_attacks import forged
 
 from kvrun.config import parse_config
 from kvrun.evidence.check import check_bundle
-from kvrun.evidence.configuration import history_of
+from kvrun.evidence.configuration import SettingFact, history_of
 from kvrun.evidence.export import Request
 from kvrun.evidence.logs import SettingsFact
 from kvrun.evidence.period import parse_period
 from kvrun.evidence.report import BundleCheck
 from kvrun.instance.settings_record import (
+    SettingsEntry,
     note_settings,
     parse_settings,
     protecting_settings,
@@ -52,10 +54,10 @@ def test_each_setting_says_since_when_and_what_changed_in_the_period(
     found = configuration(bundle)
     settings = found["settings"]
     assert found["on_record"] is True
-    before = "2025-12-31T00:00:00.000000Z"
-    assert settings["encryption"] == {"value": "on", "since": before}  # type: ignore[index]
-    assert settings["stateless"] == {"value": "no", "since": before}  # type: ignore[index]
     (change,) = found["changes"]  # type: ignore[misc]
+    at = change["at"]
+    assert settings["encryption"] == {"value": "on", "since": at}  # type: ignore[index]
+    assert settings["stateless"] == {"value": "no", "since": at}  # type: ignore[index]
     assert (change["setting"], change["before"], change["after"]) == ("strict", "no", "yes")
     assert change["at"].startswith("2026-01-12")
     assert settings["strict"] == {"value": "yes", "since": change["at"]}  # type: ignore[index]
@@ -75,6 +77,22 @@ def test_without_records_it_says_what_is_set_now_and_not_since_when(tmp_path: Pa
     found = configuration(world.export("plain.zip"))
     assert found["on_record"] is False
     assert found["settings"]["audit.mode"] == {"value": "require", "since": ""}  # type: ignore[index]
+
+
+def test_a_line_in_the_data_folder_stands_for_no_record(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    claim = settings_text({"encryption": "on", "strict": "yes", "residency.mode": "enforce"})
+    world.layout.settings_record.write_bytes(
+        msgspec.json.encode(SettingsEntry(moment("2020-01-01"), claim)) + b"\n"
+    )
+    world.day("2026-01-02")
+    world.collect()
+    found = configuration(world.export("claimed.zip"))
+    assert found["on_record"] is False
+    assert found["settings"]["strict"] == {"value": "no", "since": ""}  # type: ignore[index]
+    assert found["settings"]["residency.mode"]["value"] == "none"  # type: ignore[index]
+    assert found["changes"] == []
+    assert not found["encryption"]["since"].startswith("2020")  # type: ignore[index]
 
 
 @pytest.mark.parametrize(
@@ -109,7 +127,9 @@ def test_what_no_record_shows_is_found(
     assert said in report.failed[0].detail
 
 
-def test_a_daemon_records_its_settings_once_until_they_change(tmp_path: Path) -> None:
+def test_a_daemon_records_its_settings_at_every_start_and_keeps_those_that_changed(
+    tmp_path: Path,
+) -> None:
     class Journal:
         def __init__(self) -> None:
             self.said: list[str] = []
@@ -125,8 +145,10 @@ def test_a_daemon_records_its_settings_once_until_they_change(tmp_path: Path) ->
     for text, new in (("", True), ("", False), (strict, True), (strict, False), ("", True)):
         config = parse_config(text, {}, source=tmp_path / "kvrun.toml")
         assert note_settings(config, journal, path, lambda: 7.0) is new  # type: ignore[arg-type]
-    assert [item.text for item in read_settings(path)] == journal.said
-    assert [parse_settings(text)["strict"] for text in journal.said] == ["no", "yes", "no"]
+    said = [parse_settings(text)["strict"] for text in journal.said]
+    assert said == ["no", "no", "yes", "yes", "no"]
+    kept = [parse_settings(item.text)["strict"] for item in read_settings(path)]
+    assert kept == ["no", "yes", "no"]
     assert path.stat().st_mode & 0o777 == 0o600
     assert parse_settings("vllm 0.32.0") == {}
     plain = protecting_settings(parse_config("", {}, source=tmp_path / "kvrun.toml"))
@@ -151,6 +173,8 @@ def test_the_first_that_is_known_of_a_setting_is_no_change() -> None:
         ("a", "2", "3"),
         ("b", "1", "2"),
     ]
+    since = history_of([fact("1", "settings: a=1 c=1")], [fact("2", "settings: a=1")])
+    assert since == ({"a": SettingFact(value="1", since="2")}, [])
     assert [(item.at, item.setting) for item in changes] == [("3", "a")]
     assert set_to(strict="no").reason.startswith("settings: ")
     assert moment("2026-01-01") > 0

@@ -35,7 +35,8 @@ class Protection(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SettingFact(msgspec.Struct, frozen=True, kw_only=True):
-    """A setting at the end of the period; ``since`` is "" where no record says since when."""
+    """A setting at the end of the period; ``since`` is "" where no record says since when: it has
+    the value at least since then."""
 
     value: str
     since: str
@@ -74,7 +75,8 @@ class Configurations(msgspec.Struct, frozen=True, kw_only=True):
 def configuration_of(
     site: Site, logs: Sequence[LogFacts], kept: Sequence[SettingsEntry], period: Period
 ) -> DeploymentConfiguration:
-    """What is said of one deployment. ``kept`` is what its data folder says of earlier starts."""
+    """What is said of one deployment. ``kept`` is what its data folder says of earlier starts: it
+    shows nothing by itself, and says from what a record of the period changed a setting."""
 
     def counted(*events: str) -> dict[str, int]:
         return {name: sum(log.counts.get(name, 0) for log in logs) for name in events}
@@ -123,25 +125,23 @@ def configuration_of(
 def history_of(
     earlier: Iterable[SettingsFact], recorded: Iterable[SettingsFact]
 ) -> tuple[dict[str, SettingFact], list[SettingChange]]:
-    """The settings after all of these, each since when, and the changes that ``recorded`` made.
+    """The settings after all that is ``recorded``, each since when, and the changes that it made.
 
     Both are in the order of their times. The first that is known of a setting is no change.
     """
+    known: dict[str, str] = {}
+    for fact in earlier:
+        known |= parse_settings(fact.text)
     settings: dict[str, SettingFact] = {}
     changes: list[SettingChange] = []
-    for fact, is_of_period in (
-        *((fact, False) for fact in earlier),
-        *((fact, True) for fact in recorded),
-    ):
+    for fact in recorded:
         for name, value in sorted(parse_settings(fact.text).items()):
-            before = settings.get(name)
-            if before is not None and before.value == value:
-                continue
-            settings[name] = SettingFact(value=value, since=fact.at)
-            if before is not None and is_of_period:
-                changes.append(
-                    SettingChange(at=fact.at, setting=name, before=before.value, after=value)
-                )
+            before = known.get(name)
+            known[name] = value
+            if name not in settings or before != value:
+                settings[name] = SettingFact(value=value, since=fact.at)
+            if before is not None and before != value:
+                changes.append(SettingChange(at=fact.at, setting=name, before=before, after=value))
     return settings, changes
 
 

@@ -1,7 +1,8 @@
-"""Which settings protect a deployment, put on record when a daemon starts with others.
+"""Which settings protect a deployment, put on record whenever a daemon starts.
 
-The record is a ``deployment_started`` whose reason begins with ``settings: ``. The same line is
-kept in ``settings.jsonl`` in the data folder: what was set when can be told without the log.
+The record is a ``deployment_started`` whose reason begins with ``settings: ``. Where it is another
+than at the last start, the same line is kept in ``settings.jsonl`` in the data folder: what was set
+before a period can be told without the records before it.
 """
 
 from __future__ import annotations
@@ -67,21 +68,22 @@ def parse_settings(text: str) -> dict[str, str]:
 def note_settings(
     config: KvrunConfig, journal: Journal, path: Path, now: Callable[[], float]
 ) -> bool:
-    """Put the settings on record where they are not those of the last start; whether they were.
+    """Put the settings on record; whether they are others than at the last start.
 
     What cannot be written now is written at the next start: requests are refused by the log's own
     rules, not by this.
     """
     text = settings_text(protecting_settings(config))
     known = read_settings(path)
-    if known and known[-1].text == text:
-        return False
+    is_other = not known or known[-1].text != text
     entry = SettingsEntry(now(), text)
+    # The file is signed by nobody, so it never stands for the record.
     journal.deployment_event(Event.DEPLOYMENT_STARTED, text)
     with contextlib.suppress(AuditError, OSError):
         journal.commit()
-        _append(path, entry)
-    return True
+        if is_other:
+            _append(path, entry)
+    return is_other
 
 
 def read_settings(path: Path) -> list[SettingsEntry]:
