@@ -188,6 +188,46 @@ def test_a_default_retention_of_the_bucket_is_left_alone(s3: S3) -> None:
     assert not storage.offered
 
 
+def test_compliance_stores_nothing_in_a_bucket_without_object_lock(s3: S3) -> None:
+    storage = holding(s3, "lockless", "compliance", locked=False)
+    with pytest.raises(StorageError, match="lockless has no Object Lock") as error:
+        storage.create("a", b"first")
+    assert "Enable Object Lock" in (error.value.hint or "")
+    with pytest.raises(ObjectMissingError):
+        storage.get("a")
+
+
+@pytest.mark.parametrize(
+    ("mode", "time", "enough"),
+    [
+        ("GOVERNANCE", {"Years": 1}, False),
+        ("COMPLIANCE", {"Days": 6}, False),
+        ("COMPLIANCE", {"Days": 7}, True),
+        ("COMPLIANCE", {"Years": 1}, True),
+    ],
+)
+def test_compliance_takes_a_default_of_the_bucket_only_where_it_holds_as_long(
+    s3: S3, mode: str, time: dict[str, int], enough: bool
+) -> None:
+    bucket = f"default-{mode.lower()}-{'-'.join(f'{n}{unit.lower()}' for unit, n in time.items())}"
+    storage = holding(s3, bucket, "compliance")
+    s3[0].put_object_lock_configuration(
+        Bucket=bucket,
+        ObjectLockConfiguration={
+            "ObjectLockEnabled": "Enabled",
+            "Rule": {"DefaultRetention": {"Mode": mode, **time}},
+        },
+    )
+    assert isinstance(storage, HoldingStorage)
+    if enough:
+        assert not storage.offered
+        return
+    with pytest.raises(StorageError, match="default retention of its own"):
+        storage.create("a", b"first")
+    with pytest.raises(ObjectMissingError):
+        storage.get("a")
+
+
 def test_a_bucket_that_cannot_be_asked_gets_nothing_that_would_not_be_held(
     s3: S3, monkeypatch: pytest.MonkeyPatch
 ) -> None:

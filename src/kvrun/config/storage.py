@@ -27,7 +27,7 @@ class StorageSection(Section):
         "governance",
         "How collected logs in S3 are held for audit.retention_days where the bucket offers Object "
         'Lock and has no default retention of its own; needs kvrun[aws]. "compliance": nobody can '
-        "shorten it.",
+        "shorten it, and where they cannot be held so nothing is collected.",
     )
 
     @model_validator(mode="after")

@@ -26,6 +26,7 @@ from kvrun.storage.store import Storage
 _TIMEOUT_S = 10.0
 _STRICT = "COMPLIANCE"
 _ATTEMPTS = 3
+_DAY_S = 86_400
 _ALLOW = "Allow s3:GetBucketObjectLockConfiguration."
 _ALLOW_RETENTION = (
     "Allow s3:GetObject and s3:PutObjectRetention in the bucket. Where nothing there need be held,"
@@ -86,16 +87,17 @@ def hold_objects(
 
     ``mode``: governance or compliance. Nothing is held where the bucket has no Object Lock, or a
     default retention of its own; what is not S3 comes back as it is. Without boto3, or where the
-    bucket forbids the question, nothing is held either, unless it is ``compliance``.
+    bucket forbids the question, nothing is held either. With ``compliance`` all of that is an
+    error, but for a default retention that is compliance itself, for as long at least.
 
     Raises StorageError where it cannot work as asked.
     """
     place = urlsplit(storage.where)
     if place.scheme not in ("s3", "s3a"):
         return storage
-    must = mode == "compliance"
+    must = keep_s if mode == "compliance" else None
     if find_spec("boto3") is None:
-        if must:
+        if must is not None:
             raise StorageError(
                 'storage.object_lock is "compliance", and boto3 is not installed',
                 hint="pip install 'kvrun[aws]'",
@@ -191,7 +193,8 @@ def _moment(seconds: float) -> datetime:
     return datetime.fromtimestamp(round(seconds), UTC)
 
 
-def _is_offered(client: Any, bucket: str, *, must: bool) -> bool:
+def _is_offered(client: Any, bucket: str, *, must: float | None) -> bool:
+    """``must``: for how many seconds nobody may be able to delete; None where somebody may."""
     from botocore.exceptions import BotoCoreError, ClientError
 
     try:
@@ -199,16 +202,38 @@ def _is_offered(client: Any, bucket: str, *, must: bool) -> bool:
     except ClientError as error:
         code = error.response.get("Error", {}).get("Code", "")
         if code in _NOT_THERE:
-            return False
+            return _no_lock(bucket, must)
         what = f"the bucket {bucket} does not say whether it has Object Lock ({code})"
-        if must:
+        if must is not None:
             raise StorageError(what, hint=_ALLOW) from None
         _log.warning("%s: what is stored there is not held. %s", what, _ALLOW)
         return False
     except BotoCoreError as error:
         message = f"the bucket {bucket} cannot be asked for Object Lock: {error}"
         raise StorageError(message, hint=REACHING) from None
-    return found.get("ObjectLockEnabled") == "Enabled" and "Rule" not in found
+    if found.get("ObjectLockEnabled") != "Enabled":
+        return _no_lock(bucket, must)
+    if "Rule" not in found:
+        return True
+    rule = found["Rule"].get("DefaultRetention", {})
+    kept_s = (rule.get("Days", 0) + 365 * rule.get("Years", 0)) * _DAY_S
+    if must is not None and (rule.get("Mode") != _STRICT or kept_s < must):
+        held = f"{str(rule.get('Mode')).lower()} for {kept_s / _DAY_S:g} days"
+        raise StorageError(
+            f'storage.object_lock is "compliance" for {must / _DAY_S:g} days, and the bucket'
+            f" {bucket} has a default retention of its own, {held}",
+            hint="Make the bucket's default compliance for as long at least, or remove it.",
+        )
+    return False
+
+
+def _no_lock(bucket: str, must: float | None) -> bool:
+    if must is not None:
+        raise StorageError(
+            f'storage.object_lock is "compliance", and the bucket {bucket} has no Object Lock',
+            hint='Enable Object Lock for the bucket, or set storage.object_lock = "governance".',
+        )
+    return False
 
 
 _NOT_THERE = (
