@@ -637,6 +637,57 @@ def test_packs_that_could_not_be_deleted_are_deleted_later_also_after_a_restart(
     assert box.store.levels().undeleted == 0
 
 
+NOT_THERE = {Tier.OBJECT: Basis("residency: region_not_allowed eu", "r2")}
+
+
+@pytest.mark.parametrize("refused", ["delete", "list"])
+@pytest.mark.parametrize("opened", [True, False])
+def test_what_could_not_leave_goes_later_and_what_a_looser_policy_let_in_since_stays(
+    moody: tuple[PackBox, Moody], refused: str, opened: bool
+) -> None:
+    box, storage = moody
+    stored(box, 1, 2)
+    before = set(box.packs())
+    if not opened:
+        box.restart()
+    storage.refuses = {refused}
+    box.store.leave("t1", "s1", NOT_THERE)
+    assert set(box.packs()) == before
+    remembered = opened or refused == "delete"  # else the sweep has to look again, and does
+    assert box.store.levels().undeleted == remembered
+    storage.refuses.clear()
+    box.advance(300)
+    box.restart()
+    stored(box, 3, 4)
+    since = set(box.packs()) - before
+    assert since
+    assert box.objects.retry_deletions() == 0
+    assert set(box.packs()) == since if remembered else since | before
+    box.restart()
+    assert box.store.levels().undeleted == 0
+    assert box.get(loaded(box), 3) == (content(3, CELL), Tier.OBJECT)
+
+
+def test_the_packs_of_a_session_that_ended_meanwhile_all_go(
+    moody: tuple[PackBox, Moody],
+) -> None:
+    box, storage = moody
+    stored(box, 1)
+    storage.refuses = {"delete"}
+    box.store.leave("t1", "s1", NOT_THERE)
+    storage.refuses.clear()
+    box.advance(300)
+    stored(box, 2)
+    storage.refuses = {"delete"}
+    box.session().drop()
+    box.store.leave("t1", "s1", NOT_THERE)
+    storage.refuses.clear()
+    box.advance(300)
+    box.restart()
+    assert box.objects.retry_deletions() == 0
+    assert box.packs() == []
+
+
 def test_a_pack_that_was_being_written_while_its_session_was_dropped_does_not_stay(
     moody: tuple[PackBox, Moody],
 ) -> None:

@@ -56,7 +56,7 @@ def leave_unopened(
     if Tier.DISK in why and state.disk is not None:
         left[Tier.DISK] = state.disk.leave_unopened(*key, pause)
     if Tier.OBJECT in why and state.objects is not None:
-        packs = state.objects.drop(*key)
+        packs = state.objects.take_away(*key)
         left[Tier.OBJECT] = (packs.blocks, packs.bytes)
     for tier, found in left.items():
         _note(state, key, tier, found, why[tier])
@@ -108,7 +108,8 @@ def _leave_objects(session: SessionObjects) -> tuple[int, int]:
         names = [pack.name for pack in packs.table.packs()]
     for name in names:
         packs.forget(name)
-    dropped = objects.drop(session.tenant_ref, session.session_ref, busy=packs.writing)
+    # A pack that is being written asks once more when it is there, and goes by itself.
+    dropped = objects.take_away(session.tenant_ref, session.session_ref, names)
     return dropped.blocks, dropped.bytes
 
 

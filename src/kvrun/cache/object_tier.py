@@ -215,29 +215,35 @@ class ObjectTier:
         ``busy``: a write is under way, so it is looked at once more. ``failed`` counts packs that
         are left, at least one where nobody knows.
         """
-        blocks = size = failed = 0
-        deadline = self._now() + self.settings.drop_s
-        folder = self._folder(tenant_ref, session_ref)
-        try:
-            with self._asking():
-                found = list(_packs(self._reader, folder, every=True))
-        except KvrunError:
-            found, failed = [], 1
-        for pack in found:
-            if self._now() >= deadline or not self.delete(tenant_ref, session_ref, pack.name):
-                failed += 1
-                continue
-            blocks += pack.blocks
-            size += pack.size_bytes
-        self._undeleted.note(tenant_ref, session_ref, left=bool(failed) or busy)
-        return FolderDrop(blocks, size, failed)
+        dropped, _ = self._drop(tenant_ref, session_ref)
+        self._undeleted.note(tenant_ref, session_ref, left=bool(dropped.failed) or busy)
+        return dropped
+
+    def take_away(
+        self, tenant_ref: str, session_ref: str, known: Collection[str] = ()
+    ) -> FolderDrop:
+        """The same of a session that lives: later only packs go that are there now.
+
+        ``known``: their names, as far as somebody knows them while the store does not answer.
+        """
+        dropped, left = self._drop(tenant_ref, session_ref)
+        self.delete_later(tenant_ref, session_ref, known if left is None else left)
+        return dropped
+
+    def delete_later(self, tenant_ref: str, session_ref: str, names: Collection[str]) -> None:
+        """Remembers packs of a session that lives until they are deleted."""
+        self._undeleted.note_packs(tenant_ref, session_ref, names, left=True)
 
     def retry_deletions(self) -> int:
         """Deletes what could not be deleted before; how many sessions are left."""
-        for tenant_ref, session_ref in self._undeleted.all():
+        for refs, names in self._undeleted.all():
             if not self.accepts():
                 break
-            self.drop(tenant_ref, session_ref)
+            if not names:
+                self.drop(*refs)
+            else:
+                done = [name for name in sorted(names) if self.delete(*refs, name)]
+                self._undeleted.note_packs(*refs, done, left=False)
         return len(self._undeleted)
 
     def collect(
@@ -297,6 +303,25 @@ class ObjectTier:
     def close(self) -> None:
         """Ends the threads; what they wait for is left."""
         self.readers.shutdown(wait=False, cancel_futures=True)
+
+    def _drop(self, tenant_ref: str, session_ref: str) -> tuple[FolderDrop, list[str] | None]:
+        """What was deleted, and the names of what is left; None where nobody knows."""
+        deadline = self._now() + self.settings.drop_s
+        folder = self._folder(tenant_ref, session_ref)
+        try:
+            with self._asking():
+                found = list(_packs(self._reader, folder, every=True))
+        except KvrunError:
+            return FolderDrop(0, 0, 1), None
+        blocks = size = 0
+        left: list[str] = []
+        for pack in found:
+            if self._now() >= deadline or not self.delete(tenant_ref, session_ref, pack.name):
+                left.append(pack.name)
+                continue
+            blocks += pack.blocks
+            size += pack.size_bytes
+        return FolderDrop(blocks, size, len(left)), left
 
     def _put(self, path: str, data: bytearray, *, first: bool) -> None:
         try:

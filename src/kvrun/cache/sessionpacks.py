@@ -195,8 +195,10 @@ class SessionPacks:
                 self.writing = False
         # Dropped meanwhile, or another policy came: whoever takes the session's packs away, and
         # puts that on record, may have looked before this one was there.
-        if self._index.dropped or not self.tier.delete(*self._refs, name):
+        if self._index.dropped:
             self.tier.drop(*self._refs)  # which is remembered until it is done
+        elif not self.tier.delete(*self._refs, name):
+            self.tier.delete_later(*self._refs, [name])
         return None
 
     def merge(self) -> bool:
