@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 from kvrun.erasure.targets import ScrubOutcome
+from kvrun.instance.known_engines import KnownEngines
 from kvrun.instance.protocol import Scrub, Scrubbed
 from kvrun.instance.scrubbing import SchedulerScrubber
 from support.client import eventually
@@ -51,6 +53,29 @@ def test_an_engine_that_ended_holds_nothing() -> None:
         engine.kill()
     box.scrubber.look()
     assert box.said == [ScrubOutcome()]
+
+
+def test_where_nobody_knows_whose_a_page_is_all_are_asked_for_and_waited_for(
+    tmp_path: Path,
+) -> None:
+    known = tmp_path / "engines.json"
+    asked: list[Scrub] = []
+    said: list[ScrubOutcome] = []
+    first = SchedulerScrubber(deadline_s=0, known=KnownEngines(known))
+    first.connected("blind", pid=os.getppid(), software="x", scrubs=False, send=asked.append)
+    first.connected("one", pid=os.getpid(), software="", scrubs=True, send=asked.append)
+    first.expired([], everything=True, tell=said.append)
+    assert [(found.owners, found.everything) for found in asked] == [((), True)]
+    assert said == []
+    first.answered("one", Scrubbed(asked[0].call, 5, 3, 2))
+    eventually(lambda: bool(said), "the engine's answer is said")
+    (found,) = said
+    assert (found.evicted, found.scrubbed, found.held) == (5, 3, 2)
+    assert "zeroes none" in found.notes[0]
+    # It ended before the last two were zero: the next daemon asks for all of them again.
+    second = SchedulerScrubber(deadline_s=0, known=KnownEngines(known))
+    second.connected("one", pid=os.getpid(), software="", scrubs=True, send=asked.append)
+    assert [(found.owners, found.everything) for found in asked[1:]] == [((), True)]
 
 
 def test_without_an_engine_and_without_a_page_it_is_said_at_once() -> None:

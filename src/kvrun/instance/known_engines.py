@@ -11,6 +11,7 @@ import threading
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from kvrun.durable import replace_private_file
 from kvrun.errors import KvrunError
@@ -34,10 +35,12 @@ class KnownEngine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class OwedPages(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Page owners whose keys expired, and the processes that have not zeroed their pages."""
+    """Page owners whose keys expired, and the processes that have not zeroed their pages; with
+    ``everything`` all pages."""
 
     owners: list[bytes]
     pids: list[int]
+    everything: bool = False
 
 
 class _Content(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -81,7 +84,7 @@ class KnownEngines:
     def owed(self) -> list[OwedPages]:
         """What those that still run owe."""
         running = {engine.pid for engine in self.running()}
-        left = [OwedPages(owed.owners, sorted(running & {*owed.pids})) for owed in self._owed]
+        left = [replace(owed, pids=sorted(running & {*owed.pids})) for owed in self._owed]
         return [owed for owed in left if owed.pids]
 
     def keep_owed(self, owed: list[OwedPages]) -> None:

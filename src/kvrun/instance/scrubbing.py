@@ -87,7 +87,8 @@ class SchedulerScrubber:
         self._reports: list[_Report] = []
         self._writing = threading.Lock()
         for owed in known.owed() if known is not None else ():
-            call = _Call(_new_call(owed.owners), away=set(owed.pids), waiting=False, expired=True)
+            message = _new_call(owed.owners, everything=owed.everything)
+            call = _Call(message, away=set(owed.pids), waiting=False, expired=True)
             self._calls[call.message.call] = call
 
     def connected(
@@ -161,11 +162,12 @@ class SchedulerScrubber:
     ) -> None:
         """The keys of these page owners are gone: engines are asked, and nobody waits for them.
 
+        ``everything``: nobody knows whose a page is, so all pages are meant, whoever is named.
         ``tell`` is called when all of them answered, and again when pages that were held are zero.
         """
         with self._changed:
             report = _Report(tell, tuple(self._blind()))
-            for first in range(0, len(owners), _OWNERS_A_CALL):
+            for first in range(0, max(len(owners), int(everything)), _OWNERS_A_CALL):
                 message = _new_call(owners[first : first + _OWNERS_A_CALL], everything=everything)
                 call = _Call(message, waiting=False, expired=True, report=report)
                 report.calls.append(call)
@@ -305,6 +307,7 @@ class SchedulerScrubber:
                     OwedPages(
                         [*call.message.owners],
                         sorted({*call.asked.values(), *call.away, *call.answers}),
+                        call.message.everything,
                     )
                     for call in self._expired()
                 ]
