@@ -53,7 +53,7 @@ class SettingChange(msgspec.Struct, frozen=True, kw_only=True):
 
 class DeploymentConfiguration(msgspec.Struct, frozen=True, kw_only=True):
     """One deployment. ``settings`` are those at the end of the period, ``changes`` those in it;
-    ``on_record`` is false where they are only what the configuration says now."""
+    ``on_record`` is false where they are only what the data folder or the configuration says."""
 
     id: str
     name: str
@@ -76,7 +76,7 @@ def configuration_of(
     site: Site, logs: Sequence[LogFacts], kept: Sequence[SettingsEntry], period: Period
 ) -> DeploymentConfiguration:
     """What is said of one deployment. ``kept`` is what its data folder says of earlier starts: it
-    shows nothing by itself, and says from what a record of the period changed a setting."""
+    counts as no record, and says since when of nothing."""
 
     def counted(*events: str) -> dict[str, int]:
         return {name: sum(log.counts.get(name, 0) for log in logs) for name in events}
@@ -91,10 +91,9 @@ def configuration_of(
     created = format_time(site.created_at) if site.created_at else ""
     known = [at for at in (created, settings["encryption"].since if settings else "") if at]
     since = min((at for at in known if at < period.until), default="")
-    now = {
-        name: SettingFact(value=value, since="")
-        for name, value in protecting_settings(site.config).items()
-    }
+    kept_last = parse_settings(earlier[-1].text) if earlier else {}
+    unsigned = kept_last or protecting_settings(site.config)
+    said = {name: SettingFact(value=value, since="") for name, value in unsigned.items()}
     return DeploymentConfiguration(
         id=site.id,
         name=site.spec.name,
@@ -117,7 +116,7 @@ def configuration_of(
             shown_by=counted("key_created", "reused", "denied"),
         ),
         on_record=bool(settings),
-        settings=dict(sorted((settings or now).items())),
+        settings=dict(sorted((settings or said).items())),
         changes=changes,
     )
 
