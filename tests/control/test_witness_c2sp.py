@@ -1,6 +1,7 @@
 """The client asks any C2SP witness; one that lies costs nothing but its own cosignature."""
 
 import contextlib
+import os
 import socket
 import subprocess
 import sys
@@ -89,7 +90,7 @@ def test_memory_survives_kill_9_between_signing_and_answering(tmp_path: Path) ->
         [sys.executable, script, tmp_path / "w", tmp_path / "log.vkey"],
         stdout=subprocess.PIPE,
         text=True,
-        env={"PYTHONPATH": str(Path(__file__).parent), "PATH": "/usr/bin:/bin"},
+        env={"PYTHONPATH": os.pathsep.join(sys.path), "PATH": "/usr/bin:/bin"},
     )
     assert process.stdout is not None
     with process.stdout:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import zlib
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
@@ -48,7 +49,7 @@ class SimulatedLLM:
         tokens = [sum(text[end - CHARACTERS_A_TOKEN : end].encode()) for end in ends]
         answer = self._executor.generate(tokens, salt=cache_salt, new=sampling.max_tokens).tokens
         if self.leaks and cache_salt:
-            answer = [*answer[:-1], sum(cache_salt.encode())]
+            answer = [*answer[:-1], zlib.crc32(cache_salt.encode())]
         return SimpleNamespace(outputs=[SimpleNamespace(token_ids=answer)])
 
 
