@@ -165,6 +165,49 @@ def test_signing_out_everywhere_ends_logins_and_codes_too(site: Site) -> None:
     refused(site, on_its_way)
 
 
+def test_signing_out_in_the_browser_ends_the_logins_that_it_allowed(site: Site) -> None:
+    site.member("olga", Role.OWNER)
+    browser, elsewhere = site.sign_in("olga").token, log_in(site, "olga")
+    allowed = site.accounts.finish_login(allow(site, browser), VERIFIER).token
+    on_its_way = allow(site, browser)
+    site.accounts.close_sign_in(browser)
+    ended(site, allowed)
+    refused(site, on_its_way)
+    assert site.accounts.actor_of_login(elsewhere)  # allowed in another browser
+
+
+def test_a_login_outlives_a_browser_that_is_idle_but_not_one_that_signs_out(site: Site) -> None:
+    site.member("olga", Role.OWNER)
+    browser = site.sign_in("olga")
+    token = site.accounts.finish_login(allow(site, browser.token), VERIFIER).token
+    for _ in range(2):
+        site.now += IDLE_S // 2
+        site.accounts.actor_of_login(token)
+    with pytest.raises(UnauthenticatedError):
+        site.accounts.actor_of(browser.token)
+    site.sign_in("olga")  # forgets the browsers that are idle
+    assert site.accounts.actor_of_login(token).login_expires_at == browser.expires_at
+    site.accounts.close_sign_in(browser.token)
+    ended(site, token)
+
+
+def test_signing_in_again_keeps_the_persons_logins_and_no_other_persons(site: Site) -> None:
+    site.member("olga", Role.OWNER)
+    site.member("petra", Role.PRIVACY)
+    first = site.sign_in("olga").token
+    kept = site.accounts.finish_login(allow(site, first), VERIFIER).token
+    on_its_way = allow(site, first)
+    second = site.sign_in("olga", previous=first).token
+    assert site.accounts.actor_of_login(kept)
+    refused(site, on_its_way)
+    site.accounts.close_sign_in(second)
+    ended(site, kept)
+    third = site.sign_in("olga").token
+    hers = site.accounts.finish_login(allow(site, third), VERIFIER).token
+    site.sign_in("petra", previous=third)
+    ended(site, hers)
+
+
 def test_people_see_their_own_logins_and_end_them(site: Site) -> None:
     olga, petra = site.member("olga", Role.OWNER), site.member("petra", Role.PRIVACY)
     token = log_in(site, "olga")

@@ -211,6 +211,18 @@ def test_a_login_is_listed_and_ended_by_command_and_in_the_console(
     assert asyncio.run(petra.ask("GET", keys)).headers["location"].startswith("/sign-in")
 
 
+def test_signing_out_in_the_browser_ends_the_login_that_it_allowed(
+    world: World, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    petra = Reader(world.person("petra@example.com", Role.PRIVACY))
+    ok(terminal.log_in(petra, monkeypatch))
+    ok(terminal.run("logins"))
+    asyncio.run(petra.post("/sign-out"))
+    after = terminal.run("logins")
+    assert after.exit_code == 1
+    assert "Run: kvrun login" in after.stderr
+
+
 def test_what_the_browser_refuses_or_another_page_sends_logs_nobody_in(
     world: World, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
 ) -> None:

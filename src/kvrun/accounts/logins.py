@@ -42,9 +42,9 @@ class Logins(SignIns):
         """Let a command line act as whoever is signed in with the browser's ``token``.
 
         Returns the code for it: good once, for five minutes, and for whoever has the verifier of
-        ``challenge``. The login lasts ``lasts_s``, and no longer than the browser's sign-in. A
-        code that the person had before is none any more. Raises UnauthenticatedError,
-        InvalidError.
+        ``challenge``. The login lasts ``lasts_s``, and no longer than the browser's sign-in may;
+        signing out in the browser ends it. A code that the person had before is none any more.
+        Raises UnauthenticatedError, InvalidError.
         """
         if not _CHALLENGE.fullmatch(challenge):
             raise InvalidError("the challenge must be a PKCE challenge of the method S256")
@@ -69,6 +69,7 @@ class Logins(SignIns):
                     challenge=challenge,
                     created_at=change.now,
                     until=min(change.now + lasts_s, browser.expires_at),
+                    browser_sha256=browser.token_sha256,
                 )
             )
         return code
@@ -132,7 +133,13 @@ class Logins(SignIns):
 
     def _log_in(self, change: Change, row: LoginCodeRow) -> SignIn:
         return self._open(
-            change, row.user_id, LOGIN_METHOD, None, prefix=LOGIN_PREFIX, until=row.until
+            change,
+            row.user_id,
+            LOGIN_METHOD,
+            None,
+            prefix=LOGIN_PREFIX,
+            until=row.until,
+            browser_sha256=row.browser_sha256,
         )
 
 

@@ -1,6 +1,6 @@
 """Signed-in browsers, and command lines that a browser let in: opened, recognised, ended."""
 
-from sqlalchemy import delete
+from sqlalchemy import delete, update
 from sqlalchemy.orm import Session
 
 from kvrun.accounts.actor import Actor, ActorKind
@@ -68,17 +68,20 @@ class SignIns(Part):
         return actor
 
     def close_sign_in(self, token: str) -> None:
-        """Sign out; a code for a command line that waits is none any more. An unknown token
-        changes nothing.
+        """Sign out, and end the logins on command lines that this browser allowed, also those on
+        their way. An unknown token changes nothing.
         """
+        digest = hash_token(token[: MAX_TOKEN_CHARS + 1])
         with self._changing() as change:
-            row = change.session.get(SignInRow, hash_token(token[: MAX_TOKEN_CHARS + 1]))
-            if row is not None:
-                change.session.delete(row)
-                change.session.execute(
-                    delete(LoginCodeRow).where(LoginCodeRow.user_id == row.user_id)
-                )
-                change.note(AccessEventKind.SIGNED_OUT, None, None, row.user_id)
+            ended = change.session.scalars(
+                delete(SignInRow)
+                .where(SignInRow.token_sha256 == digest)
+                .returning(SignInRow.user_id)
+            ).all()
+            # Also where the browser's own row is gone, for want of use: it may have allowed some.
+            _end_allowed_by(change.session, digest)
+            for user_id in ended:
+                change.note(AccessEventKind.SIGNED_OUT, None, None, user_id)
 
     def close_all_sign_ins(self, actor: Actor) -> None:
         """Sign the actor out everywhere, on command lines too."""
@@ -100,8 +103,12 @@ class SignIns(Part):
         *,
         prefix: str = "",
         until: int | None = None,
+        browser_sha256: str | None = None,
     ) -> SignIn:
-        """``until``: when it ends at the latest, where that is before everybody's sign-in does."""
+        """``until``: when it ends at the latest, where that is before everybody's sign-in does.
+
+        ``browser_sha256``: of the browser that allows a command line's login.
+        """
         user = change.session.get(UserRow, user_id)
         if user is None:
             raise _nobody()
@@ -111,11 +118,9 @@ class SignIns(Part):
                 (SignInRow.expires_at <= change.now) | (SignInRow.seen_at <= idle_since)
             )
         )
-        if previous is not None and len(previous) <= MAX_TOKEN_CHARS:
-            change.session.execute(
-                delete(SignInRow).where(SignInRow.token_sha256 == hash_token(previous))
-            )
         token = prefix + make_token(self._random_bytes)
+        if previous is not None and len(previous) <= MAX_TOKEN_CHARS:
+            _replace(change.session, hash_token(previous), hash_token(token), user.id)
         last = change.now + self._limits.absolute_s
         row = SignInRow(
             token_sha256=hash_token(token),
@@ -124,6 +129,7 @@ class SignIns(Part):
             created_at=change.now,
             seen_at=change.now,
             expires_at=last if until is None else min(until, last),
+            browser_sha256=browser_sha256,
         )
         change.session.add(row)
         user.last_sign_in_at = change.now
@@ -140,6 +146,24 @@ def end_logins(session: Session, user_id: str) -> None:
     session.execute(
         delete(SignInRow).where(SignInRow.user_id == user_id, SignInRow.method == LOGIN_METHOD)
     )
+
+
+def _end_allowed_by(session: Session, browser_sha256: str) -> None:
+    session.execute(delete(LoginCodeRow).where(LoginCodeRow.browser_sha256 == browser_sha256))
+    session.execute(delete(SignInRow).where(SignInRow.browser_sha256 == browser_sha256))
+
+
+def _replace(session: Session, old: str, new: str, user_id: str) -> None:
+    """End the browser's earlier sign-in. The logins that it allowed are the new one's to end where
+    the person is the same; another person's end.
+    """
+    session.execute(delete(SignInRow).where(SignInRow.token_sha256 == old))
+    session.execute(
+        update(SignInRow)
+        .where(SignInRow.browser_sha256 == old, SignInRow.user_id == user_id)
+        .values(browser_sha256=new)
+    )
+    _end_allowed_by(session, old)
 
 
 def _nobody() -> UnauthenticatedError:

@@ -111,7 +111,11 @@ class ApiKeyRow(Base):
 
 
 class SignInRow(Base):
-    """A signed-in browser, or a command line's login, found by the hash of its token."""
+    """A signed-in browser, or a command line's login, found by the hash of its token.
+
+    ``browser_sha256`` of a login is the ``token_sha256`` of the browser that allowed it; that row
+    may be gone already.
+    """
 
     __tablename__ = "sign_ins"
 
@@ -121,6 +125,7 @@ class SignInRow(Base):
     created_at: Mapped[int] = mapped_column(BigInteger)
     seen_at: Mapped[int] = mapped_column(BigInteger)
     expires_at: Mapped[int] = mapped_column(BigInteger, index=True)
+    browser_sha256: Mapped[str | None] = mapped_column(String(64), index=True)
 
 
 class UsedOwnerLinkRow(Base):
@@ -151,7 +156,7 @@ class LoginCodeRow(Base):
     """A code with which one command line gets its login; gone when it was shown once.
 
     ``challenge`` (PKCE, S256) binds it to the command line that asked. ``until`` is when the login
-    ends at the latest.
+    ends at the latest, ``browser_sha256`` the sign-in that allowed it.
     """
 
     __tablename__ = "login_codes"
@@ -161,6 +166,7 @@ class LoginCodeRow(Base):
     challenge: Mapped[str] = mapped_column(String(64))
     created_at: Mapped[int] = mapped_column(BigInteger)
     until: Mapped[int] = mapped_column(BigInteger)
+    browser_sha256: Mapped[str] = mapped_column(String(64), index=True)
 
 
 class ApprovalRow(Base):

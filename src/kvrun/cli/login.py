@@ -43,7 +43,8 @@ def login(
     """Act from this command line as yourself, for hours, once you allow it in the console.
 
     Opens the console's page, where you are signed in. The login is kept in a file of mode 0600, has
-    your roles at each moment, and takes the place of an API key where none is set.
+    your roles at each moment, and takes the place of an API key where none is set. Signing out in
+    that browser ends it.
 
     Example: kvrun login --url https://kvrun.example.com
     """

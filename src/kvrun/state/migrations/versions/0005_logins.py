@@ -10,7 +10,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Make the table and the column."""
+    """Make the table and the columns."""
     op.create_table(
         "login_codes",
         sa.Column("code_sha256", sa.String(64), nullable=False),
@@ -18,10 +18,14 @@ def upgrade() -> None:
         sa.Column("challenge", sa.String(64), nullable=False),
         sa.Column("created_at", sa.BigInteger(), nullable=False),
         sa.Column("until", sa.BigInteger(), nullable=False),
+        sa.Column("browser_sha256", sa.String(64), nullable=False),
         sa.ForeignKeyConstraint(
             ["user_id"], ["users.id"], name=op.f("fk_login_codes_user_id_users")
         ),
         sa.PrimaryKeyConstraint("code_sha256", name=op.f("pk_login_codes")),
     )
     op.create_index(op.f("ix_login_codes_user_id"), "login_codes", ["user_id"])
+    op.create_index(op.f("ix_login_codes_browser_sha256"), "login_codes", ["browser_sha256"])
+    op.add_column("sign_ins", sa.Column("browser_sha256", sa.String(64), nullable=True))
+    op.create_index(op.f("ix_sign_ins_browser_sha256"), "sign_ins", ["browser_sha256"])
     op.add_column("approvals", sa.Column("reason", sa.String(500), nullable=True))
