@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
+import pytest
 from accounts_rig import Site
+from sqlalchemy.orm import Session
 
-from kvrun.accounts import Role, Scope, write_owner_link
+from kvrun.accounts import Accounts, Role, Scope, write_owner_link
+from kvrun.accounts.errors import UnauthenticatedError
+from kvrun.accounts.oidc import challenge_of
 from kvrun.errors import KvrunError
+from kvrun.state import Database
+
+VERIFIER = "v" * 43
 
 
 def at_once(act: Callable[[int], object], times: int = 5) -> tuple[int, set[str]]:
@@ -31,6 +39,58 @@ def at_once(act: Callable[[int], object], times: int = 5) -> tuple[int, set[str]
         thread.join()
     assert all(isinstance(error, KvrunError) for error in failed), failed
     return len(done), {type(error).__name__ for error in failed}
+
+
+class HeldBack(Database):
+    """Every transaction waits to commit until it is let go."""
+
+    def __init__(self, real: Database) -> None:
+        self.__dict__.update(real.__dict__)
+        self.reached, self.let_go = threading.Event(), threading.Event()
+
+    @contextmanager
+    def transaction(self) -> Iterator[Session]:
+        with super().transaction() as session:
+            yield session
+            session.flush()
+            self.reached.set()
+            self.let_go.wait(30)
+
+
+def while_another_commits(
+    site: Site, first: Callable[[Accounts], object], then: Callable[[], object]
+) -> object:
+    """What ``first`` returns, whose commit waits while ``then`` is under way or done."""
+    real = site.database
+    held = site.database = HeldBack(real)
+    accounts, answers = site.another(), list[object]()
+    site.database = real
+    threads = [
+        threading.Thread(target=lambda: answers.append(first(accounts))),
+        threading.Thread(target=then),
+    ]
+    threads[0].start()
+    assert held.reached.wait(30)
+    threads[1].start()
+    threads[1].join(0.5)  # it waits for the row, or is done without having waited
+    held.let_go.set()
+    for thread in threads:
+        thread.join()
+    (answer,) = answers
+    return answer
+
+
+def signed_in(site: Site) -> str:
+    """An owner's browser."""
+    site.member("olga", Role.OWNER)
+    return site.sign_in("olga").token
+
+
+def sign_out(site: Site, browser: str, everywhere: bool) -> None:
+    if everywhere:
+        site.accounts.close_all_sign_ins(site.accounts.actor_of(browser))
+    else:
+        site.accounts.close_sign_in(browser)
 
 
 def test_two_keys_of_a_name_and_no_third(site: Site) -> None:
@@ -71,3 +131,32 @@ def test_one_workspace_of_a_name(site: Site) -> None:
     owner = site.member("olga", Role.OWNER)
     made = at_once(lambda _: site.accounts.create_workspace(owner, "second"))
     assert made == (1, {"ConflictError"})
+
+
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_a_code_that_is_just_made_does_not_outlive_signing_out(
+    site: Site, everywhere: bool
+) -> None:
+    browser = signed_in(site)
+    code = while_another_commits(
+        site,
+        lambda accounts: accounts.allow_login(browser, challenge_of(VERIFIER), 3600),
+        lambda: sign_out(site, browser, everywhere),
+    )
+    with pytest.raises(UnauthenticatedError):
+        site.accounts.finish_login(str(code), VERIFIER)
+
+
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_a_login_that_is_just_made_does_not_outlive_signing_out(
+    site: Site, everywhere: bool
+) -> None:
+    browser = signed_in(site)
+    code = site.accounts.allow_login(browser, challenge_of(VERIFIER), 3600)
+    token = while_another_commits(
+        site,
+        lambda accounts: accounts.finish_login(code, VERIFIER).token,
+        lambda: sign_out(site, browser, everywhere),
+    )
+    with pytest.raises(UnauthenticatedError):
+        site.accounts.actor_of_login(str(token))

@@ -53,7 +53,8 @@ class Logins(SignIns):
         user_id = self.actor_of(token).id
         code = make_code(self._random_bytes)
         with self._changing() as change:
-            browser = change.session.get(SignInRow, hash_token(token))
+            # Locked, so that signing out waits for the code and takes it away.
+            browser = change.session.get(SignInRow, hash_token(token), with_for_update=True)
             if browser is None:  # it was signed out a moment ago
                 raise UnauthenticatedError("nobody is signed in", hint="Sign in again.")
             oldest = change.now - CODE_LASTS_S

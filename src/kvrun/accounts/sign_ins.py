@@ -86,8 +86,9 @@ class SignIns(Part):
     def close_all_sign_ins(self, actor: Actor) -> None:
         """Sign the actor out everywhere, on command lines too."""
         with self._changing() as change:
-            end_logins(change.session, actor.id)
+            # The browsers first: a code that one of them is just being given is there then.
             change.session.execute(delete(SignInRow).where(SignInRow.user_id == actor.id))
+            end_logins(change.session, actor.id)
             change.note(AccessEventKind.SIGNED_OUT, actor, None, actor.id, "everywhere")
 
     def csrf_token(self, token: str) -> str:
