@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from accounts_rig import ABSOLUTE_S, IDLE_S, Site
 
@@ -15,6 +17,7 @@ from kvrun.accounts.errors import (
 from kvrun.accounts.logins import CODE_LASTS_S, LONGEST_S
 from kvrun.accounts.oidc import challenge_of
 
+REVOKED = AccessEventKind.API_KEY_REVOKED
 VERIFIER, OTHER = "v" * 43, "w" * 43
 
 
@@ -239,6 +242,74 @@ def test_a_login_is_a_second_person_as_the_browser_is(site: Site) -> None:
         accounts.approve(accounts.actor_of_login(log_in(site, "dev")), place, asked)
     agreed = accounts.approve(accounts.actor_of_login(log_in(site, "petra")), place, asked)
     assert agreed.agreed
+
+
+def end_now(site: Site, token: str, browser: str) -> None:
+    olga = site.accounts.actor_of_login(token)
+    (login,) = site.accounts.list_logins(olga)
+    site.accounts.end_login(olga, login.id)
+
+
+def leave(site: Site, token: str, browser: str) -> None:
+    site.accounts.close_sign_in(token)
+
+
+def sign_out(site: Site, token: str, browser: str) -> None:
+    site.accounts.close_sign_in(browser)
+
+
+def sign_out_everywhere(site: Site, token: str, browser: str) -> None:
+    site.accounts.close_all_sign_ins(site.accounts.actor_of(browser))
+
+
+def give_the_browser_away(site: Site, token: str, browser: str) -> None:
+    site.sign_in("petra", previous=browser)
+
+
+@pytest.mark.parametrize(
+    "end", [end_now, leave, sign_out, sign_out_everywhere, give_the_browser_away]
+)
+def test_whatever_ends_a_login_revokes_the_keys_that_were_made_with_it(
+    site: Site, end: Callable[[Site, str, str], None]
+) -> None:
+    olga, place = site.member("olga", Role.OWNER), site.workspace().id
+    site.member("petra", Role.PRIVACY)
+    accounts, browser = site.accounts, site.sign_in("olga").token
+    token = accounts.finish_login(allow(site, browser), VERIFIER).token
+    program = accounts.create_service_account(olga, place, "ci", Role.DEVELOPER).id
+    _, other = accounts.create_key(olga, place, "other", [Scope.ADMIN])
+    actor = accounts.actor_of_login(token)
+    own, secret = accounts.create_key(actor, place, "own", [Scope.ADMIN])
+    served, _ = accounts.create_key(
+        actor, place, "served", [Scope.INFER], service_account_id=program
+    )
+    second, _ = accounts.create_key(
+        accounts.authenticate_key(secret), place, "second", [Scope.ERASE]
+    )
+    end(site, token, browser)
+    made = {own.id, served.id, second.id}
+    for key in accounts.list_keys(olga, place):
+        assert key.active is (key.id not in made), key.name
+    told = {event.subject for event in site.events if event.kind is REVOKED}
+    assert told == made
+    assert accounts.authenticate_key(other)
+    with pytest.raises(UnauthenticatedError):
+        accounts.authenticate_key(secret)
+    with pytest.raises(UnauthenticatedError):  # a request that was let in before
+        accounts.create_key(actor, place, "late", [Scope.ADMIN])
+
+
+def test_a_key_outlives_a_login_that_nobody_used_until_it_would_have_ended(site: Site) -> None:
+    site.member("olga", Role.OWNER)
+    token, place = log_in(site, "olga"), site.workspace().id
+    actor = site.accounts.actor_of_login(token)
+    _, secret = site.accounts.create_key(actor, place, "k", [Scope.ERASE])
+    site.now += IDLE_S
+    ended(site, token)
+    assert site.accounts.authenticate_key(secret)
+    site.now += 3600 - IDLE_S
+    with pytest.raises(UnauthenticatedError):
+        site.accounts.authenticate_key(secret)
 
 
 def test_a_key_made_with_a_login_ends_with_it_and_none_is_rotated(site: Site) -> None:

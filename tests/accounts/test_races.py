@@ -160,3 +160,17 @@ def test_a_login_that_is_just_made_does_not_outlive_signing_out(
     )
     with pytest.raises(UnauthenticatedError):
         site.accounts.actor_of_login(str(token))
+
+
+def test_a_key_that_a_login_just_makes_does_not_outlive_its_end(site: Site) -> None:
+    browser, place = signed_in(site), site.workspace().id
+    code = site.accounts.allow_login(browser, challenge_of(VERIFIER), 3600)
+    token = site.accounts.finish_login(code, VERIFIER).token
+    actor = site.accounts.actor_of_login(token)
+    while_another_commits(
+        site,
+        lambda accounts: accounts.create_key(actor, place, "late", [Scope.ADMIN]),
+        lambda: site.accounts.close_sign_in(token),
+    )
+    (key,) = site.accounts.list_keys(site.accounts.actor_of(browser), place)
+    assert not key.active

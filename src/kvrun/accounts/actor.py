@@ -46,7 +46,8 @@ class Actor:
     roles, as they are now. ``scopes`` is None for people who signed in. ``deployment`` limits an
     API key to one deployment. ``person`` is the user who answers for it: the user, or who made
     the API key. ``key_expires_at`` is when an API key ends, ``login_expires_at`` when a person's
-    login on a command line does (seconds since 1970; None for a browser).
+    login on a command line does (seconds since 1970; None for a browser). ``login_sha256`` is the
+    hash of that login's token, or of the one with which the API key was made.
     """
 
     id: str
@@ -58,6 +59,7 @@ class Actor:
     person: str | None = None
     key_expires_at: int | None = None
     login_expires_at: int | None = None
+    login_sha256: str | None = None
 
     @property
     def reference(self) -> str:

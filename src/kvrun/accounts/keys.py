@@ -26,6 +26,7 @@ from kvrun.accounts.roles import (
     role_of_holder,
     roles_of_holders,
 )
+from kvrun.accounts.sign_ins import lock_login
 from kvrun.accounts.tables import ApiKeyRow, ServiceAccountRow, UserRow
 from kvrun.accounts.tokens import MAX_TOKEN_CHARS, make_id
 from kvrun.gateway.apikeys import KEY_PREFIX, ApiKeyRecord, hash_api_key, make_api_key
@@ -55,7 +56,7 @@ class Keys(Part):
         It is the actor's own, or a service account's (with the permission ``members``). The caller
         has looked up that the deployment is the workspace's. Two active keys of one holder may
         have the same name, for overlap. A key or a command line's login that makes a key gives no
-        longer life than its own.
+        longer life than its own; ending the login revokes the key.
         Raises ForbiddenError (a scope that the holder's role does not allow), ConflictError,
         InvalidError, NotFoundError.
         """
@@ -67,6 +68,7 @@ class Keys(Part):
             raise InvalidError("an API key needs a scope", hint=f"Scopes: {', '.join(Scope)}.")
         with self._changing() as change:
             locked_workspace(change.session, workspace_id)
+            lock_login(change.session, actor)
             holder = _holder(change.session, actor, workspace_id, service_account_id)
             _check_scopes(wanted, holder.role)
             expires_at = _bounded_expiry(change, actor, expires_at)
@@ -238,6 +240,7 @@ class Keys(Part):
             person_id=actor.person,
             created_at=change.now,
             expires_at=expires_at,
+            login_sha256=actor.login_sha256,
         )
         change.session.add(row)
         detail = row.scopes
@@ -353,6 +356,7 @@ def _actor(session: Session, row: ApiKeyRow, role: Role) -> Actor:
         deployment=row.deployment_id,
         person=row.person_id,
         key_expires_at=row.expires_at,
+        login_sha256=row.login_sha256,
     )
 
 

@@ -22,7 +22,7 @@ from kvrun.accounts.oidc import challenge_of
 from kvrun.accounts.part import Change
 from kvrun.accounts.records import Login, SignIn
 from kvrun.accounts.roles import roles_of
-from kvrun.accounts.sign_ins import LOGIN_METHOD, SignIns
+from kvrun.accounts.sign_ins import LOGIN_METHOD, SignIns, end_sign_ins
 from kvrun.accounts.tables import LoginCodeRow, SignInRow, UserRow
 from kvrun.accounts.tokens import MAX_TOKEN_CHARS, hash_token, make_code
 
@@ -125,11 +125,10 @@ class Logins(SignIns):
         _require_person(actor)
         with self._changing() as change:
             rows = change.session.scalars(_of(actor)).all()
-            found = [row for row in rows if row.token_sha256[:_ID_CHARS] == login_id]
+            found = [row.token_sha256 for row in rows if row.token_sha256[:_ID_CHARS] == login_id]
             if not found:
                 raise NotFoundError("there is no such login")
-            for row in found:
-                change.session.delete(row)
+            end_sign_ins(change, actor, SignInRow.token_sha256.in_(found))
             change.note(AccessEventKind.SIGNED_OUT, actor, None, actor.id, LOGIN_METHOD)
 
     def _log_in(self, change: Change, row: LoginCodeRow) -> SignIn:

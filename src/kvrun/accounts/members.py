@@ -218,7 +218,7 @@ def sync_groups(change: Change, user: UserRow, roles: Mapping[str, Role]) -> Non
 
 def remove(change: Change, actor: Actor | None, member: MemberRow) -> None:
     """Take a role, revoke the API keys that its holder has in the workspace, and end logins."""
-    end_logins(change.session, member.user_id)
+    end_logins(change, actor, member.user_id)
     for key in change.session.scalars(
         select(ApiKeyRow).where(
             ApiKeyRow.user_id == member.user_id,

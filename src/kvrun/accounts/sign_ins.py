@@ -1,6 +1,6 @@
 """Signed-in browsers, and command lines that a browser let in: opened, recognised, ended."""
 
-from sqlalchemy import delete, update
+from sqlalchemy import ColumnElement, and_, delete, select, update
 from sqlalchemy.orm import Session
 
 from kvrun.accounts.actor import Actor, ActorKind
@@ -9,7 +9,7 @@ from kvrun.accounts.events import AccessEventKind
 from kvrun.accounts.part import NOTE_USE_EVERY_S, Change, Part
 from kvrun.accounts.records import SignIn
 from kvrun.accounts.roles import roles_of
-from kvrun.accounts.tables import LoginCodeRow, SignInRow, UserRow
+from kvrun.accounts.tables import ApiKeyRow, LoginCodeRow, SignInRow, UserRow
 from kvrun.accounts.tokens import MAX_TOKEN_CHARS, csrf_of, hash_token, make_token
 
 LOGIN_METHOD = "terminal"
@@ -58,6 +58,7 @@ class SignIns(Part):
                 roles=roles_of(session, user),
                 person=user.id,
                 login_expires_at=row.expires_at if login else None,
+                login_sha256=digest if login else None,
             )
             seen_at = row.seen_at
         if note_use and now - seen_at >= NOTE_USE_EVERY_S:
@@ -73,13 +74,9 @@ class SignIns(Part):
         """
         digest = hash_token(token[: MAX_TOKEN_CHARS + 1])
         with self._changing() as change:
-            ended = change.session.scalars(
-                delete(SignInRow)
-                .where(SignInRow.token_sha256 == digest)
-                .returning(SignInRow.user_id)
-            ).all()
+            ended = end_sign_ins(change, None, SignInRow.token_sha256 == digest)
             # Also where the browser's own row is gone, for want of use: it may have allowed some.
-            _end_allowed_by(change.session, digest)
+            _end_allowed_by(change, digest)
             for user_id in ended:
                 change.note(AccessEventKind.SIGNED_OUT, None, None, user_id)
 
@@ -87,8 +84,8 @@ class SignIns(Part):
         """Sign the actor out everywhere, on command lines too."""
         with self._changing() as change:
             # The browsers first: a code that one of them is just being given is there then.
-            change.session.execute(delete(SignInRow).where(SignInRow.user_id == actor.id))
-            end_logins(change.session, actor.id)
+            end_sign_ins(change, actor, SignInRow.user_id == actor.id)
+            end_logins(change, actor, actor.id)
             change.note(AccessEventKind.SIGNED_OUT, actor, None, actor.id, "everywhere")
 
     def csrf_token(self, token: str) -> str:
@@ -121,7 +118,7 @@ class SignIns(Part):
         )
         token = prefix + make_token(self._random_bytes)
         if previous is not None and len(previous) <= MAX_TOKEN_CHARS:
-            _replace(change.session, hash_token(previous), hash_token(token), user.id)
+            _replace(change, hash_token(previous), hash_token(token), user.id)
         last = change.now + self._limits.absolute_s
         row = SignInRow(
             token_sha256=hash_token(token),
@@ -141,30 +138,59 @@ class SignIns(Part):
         return now < row.expires_at and now - row.seen_at < self._limits.idle_s
 
 
-def end_logins(session: Session, user_id: str) -> None:
+def end_sign_ins(change: Change, actor: Actor | None, which: ColumnElement[bool]) -> list[str]:
+    """End sign-ins, and revoke the API keys that were made with those that are logins.
+
+    Returns whose they were: users' ids.
+    """
+    ended = change.session.execute(
+        delete(SignInRow).where(which).returning(SignInRow.token_sha256, SignInRow.user_id)
+    ).all()
+    for key in change.session.scalars(
+        select(ApiKeyRow).where(
+            ApiKeyRow.login_sha256.in_([digest for digest, _ in ended]),
+            ApiKeyRow.revoked_at.is_(None),
+        )
+    ):
+        key.revoked_at = change.now
+        change.note(AccessEventKind.API_KEY_REVOKED, actor, key.workspace_id, key.id)
+    return [user_id for _, user_id in ended]
+
+
+def end_logins(change: Change, actor: Actor | None, user_id: str) -> None:
     """End a person's logins on command lines, also those that are on their way."""
-    session.execute(delete(LoginCodeRow).where(LoginCodeRow.user_id == user_id))
-    session.execute(
-        delete(SignInRow).where(SignInRow.user_id == user_id, SignInRow.method == LOGIN_METHOD)
-    )
+    change.session.execute(delete(LoginCodeRow).where(LoginCodeRow.user_id == user_id))
+    mine = SignInRow.user_id == user_id
+    end_sign_ins(change, actor, and_(mine, SignInRow.method == LOGIN_METHOD))
 
 
-def _end_allowed_by(session: Session, browser_sha256: str) -> None:
-    session.execute(delete(LoginCodeRow).where(LoginCodeRow.browser_sha256 == browser_sha256))
-    session.execute(delete(SignInRow).where(SignInRow.browser_sha256 == browser_sha256))
+def lock_login(session: Session, actor: Actor) -> None:
+    """Keep a command line's login from ending before the transaction does: whatever ends it finds
+    what it made. Raises UnauthenticatedError where it has ended.
+    """
+    if actor.login_expires_at is None:
+        return
+    if session.get(SignInRow, actor.login_sha256, with_for_update=True) is None:
+        raise _nobody()
 
 
-def _replace(session: Session, old: str, new: str, user_id: str) -> None:
+def _end_allowed_by(change: Change, browser_sha256: str) -> None:
+    allowed = LoginCodeRow.browser_sha256 == browser_sha256
+    change.session.execute(delete(LoginCodeRow).where(allowed))
+    end_sign_ins(change, None, SignInRow.browser_sha256 == browser_sha256)
+
+
+def _replace(change: Change, old: str, new: str, user_id: str) -> None:
     """End the browser's earlier sign-in. The logins that it allowed are the new one's to end where
     the person is the same; another person's end.
     """
-    session.execute(delete(SignInRow).where(SignInRow.token_sha256 == old))
-    session.execute(
+    end_sign_ins(change, None, SignInRow.token_sha256 == old)
+    change.session.execute(
         update(SignInRow)
         .where(SignInRow.browser_sha256 == old, SignInRow.user_id == user_id)
         .values(browser_sha256=new)
     )
-    _end_allowed_by(session, old)
+    _end_allowed_by(change, old)
 
 
 def _nobody() -> UnauthenticatedError:

@@ -87,7 +87,8 @@ class ApiKeyRow(Base):
     """An API key. It is held by a person or by a service account, whose role bounds it.
 
     ``deployment_id`` limits it to one deployment; ``person_id`` is the user who made it;
-    ``scopes`` are separated by spaces.
+    ``scopes`` are separated by spaces; ``login_sha256`` is the command line's login with which it,
+    or the key that made it, was made.
     """
 
     __tablename__ = "api_keys"
@@ -108,6 +109,7 @@ class ApiKeyRow(Base):
     expires_at: Mapped[int | None] = mapped_column(BigInteger)
     revoked_at: Mapped[int | None] = mapped_column(BigInteger)
     last_used_at: Mapped[int | None] = mapped_column(BigInteger)
+    login_sha256: Mapped[str | None] = mapped_column(String(64), index=True)
 
 
 class SignInRow(Base):

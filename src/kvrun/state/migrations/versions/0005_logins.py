@@ -28,4 +28,6 @@ def upgrade() -> None:
     op.create_index(op.f("ix_login_codes_browser_sha256"), "login_codes", ["browser_sha256"])
     op.add_column("sign_ins", sa.Column("browser_sha256", sa.String(64), nullable=True))
     op.create_index(op.f("ix_sign_ins_browser_sha256"), "sign_ins", ["browser_sha256"])
+    op.add_column("api_keys", sa.Column("login_sha256", sa.String(64), nullable=True))
+    op.create_index(op.f("ix_api_keys_login_sha256"), "api_keys", ["login_sha256"])
     op.add_column("approvals", sa.Column("reason", sa.String(500), nullable=True))
