@@ -9,6 +9,7 @@ from cachebox import CELL, Box, TierGate, content, name
 
 from kvrun.cache import CacheSession, DiskTier, Tier
 from kvrun.cache.events import CacheEventKind
+from kvrun.cache.expiry import Ttl
 from kvrun.cache.leaving import AT_ONCE
 from kvrun.cache.order import Sharing
 from kvrun.cache.placement import Basis
@@ -195,3 +196,28 @@ def test_a_block_is_persisted_by_the_revision_that_let_it_stay(
     assert told(box, CacheEventKind.PERSISTED) == {
         ("t", Tier.DISK, "residency: allowed disk", "r2"): 1
     }
+
+
+@pytest.mark.parametrize(("late", "step"), [("leave", "delist"), ("expire", "remove")])
+def test_what_an_erasure_takes_meanwhile_is_counted_once(
+    box: Box, monkeypatch: pytest.MonkeyPatch, late: str, step: str
+) -> None:
+    """The blocks are out of the index already, and the disk is told of it after the erasure."""
+    session, other = (box.store.session("t", who, epoch=1) for who in ("s", "other"))
+    for number in range(3):
+        box.put(session, number)
+    box.put(other, 1)
+    box.store.flush()
+    original = getattr(box.disk, step)
+
+    def erase_first(*args: object) -> None:
+        monkeypatch.undo()
+        assert box.store.drop("t", "s").disk_blocks == 3
+        original(*args)
+
+    monkeypatch.setattr(box.disk, step, erase_first)
+    if late == "leave":
+        box.store.leave("t", "s", WHY)
+    else:
+        session.expire(Ttl(None, 5.0), box.time + 6)
+    assert (box.disk.used_bytes, box.disk.known_blocks, box.disk.outgoing) == (CELL, 1, 0)

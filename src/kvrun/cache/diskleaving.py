@@ -27,6 +27,8 @@ class DiskLeaving(DiskSpace):
         key = (session.tenant_ref, session.session_ref)
         with self._lock:
             names, size = self._slots.remove_all(session, blocks)
+            if session.dropped:
+                return  # its erasure counts them all, and removes their files
             session.blocks -= len(names)
             session.bytes -= size
             session.left += names

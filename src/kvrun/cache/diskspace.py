@@ -339,8 +339,9 @@ class DiskSpace:
         assert name is not None
         size = self._slots.size[slot]
         self._slots.remove(slot)
-        session.blocks -= 1
-        session.bytes -= size
-        self._blocks -= 1
-        self._bytes -= size
+        if not session.dropped:  # else its erasure counts all that it had
+            session.blocks -= 1
+            session.bytes -= size
+            self._blocks -= 1
+            self._bytes -= size
         return session, name, slot, size
