@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -37,6 +39,17 @@ def meanwhile(box: Box, monkeypatch: pytest.MonkeyPatch, do: Callable[[], object
         return empty(*key)
 
     monkeypatch.setattr(box.disk.folder, "empty_outgoing", later)
+
+
+@pytest.fixture
+def full(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """A disk without room for one more folder."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "mkdir", refuse)
+    return monkeypatch
 
 
 def evicted(box: Box) -> dict[tuple[str, str], int]:
@@ -204,3 +217,69 @@ def test_what_could_not_be_moved_before_the_next_start_is_in_the_index_again(
     box.restart(clean=False)
     session = box.store.session("t", "s", epoch=1)
     assert session.match([name(0)]) == bytes([Tier.DISK])
+
+
+@pytest.mark.parametrize("opened", [True, False])
+def test_a_full_disk_is_no_reason_to_keep_what_has_to_leave(
+    box: Box, session: CacheSession, request: pytest.FixtureRequest, opened: bool
+) -> None:
+    """The folder cannot be moved, so its files are removed where they are."""
+    if not opened:
+        box.restart()
+    request.getfixturevalue("full")
+    assert box.store.leave("t", "s", WHY)[Tier.DISK] == (BLOCKS, BLOCKS * CELL)
+    levels = box.store.levels()
+    assert (box.files(), levels.outgoing, levels.disk_bytes) == ([], 0, 0)
+    box.disk.survey()
+    assert box.store.levels().disk_bytes == 0
+    assert evicted(box) == {tuple(WHY[Tier.DISK]): BLOCKS}
+
+
+@pytest.mark.parametrize("surveyed", [True, False])
+def test_what_could_be_neither_moved_nor_removed_is_not_over(
+    box: Box, session: CacheSession, full: pytest.MonkeyPatch, surveyed: bool
+) -> None:
+    """Nobody knows how much a session has that was not opened, until the tier was surveyed."""
+    box.restart()
+    if surveyed:
+        box.disk.survey()
+    full.setattr(Unlinker, "empty", lambda *_: 1)
+    for _ in range(2):
+        assert box.store.leave("t", "s", WHY)[Tier.DISK] == (0, 0)
+        assert (box.store.levels().outgoing, len(box.files())) == (1, BLOCKS)
+    box.disk.survey()
+    assert box.store.levels().disk_bytes == BLOCKS * CELL, "it counts once"
+    full.undo()
+    box.store.remove_outgoing()
+    assert (box.store.levels().outgoing, box.store.levels().disk_bytes) == (0, 0)
+    assert box.files() == box.files("outgoing") == []
+    assert evicted(box) == {tuple(INTERRUPTED): BLOCKS}
+
+
+def test_a_session_that_is_opened_does_not_find_what_is_still_to_go(
+    box: Box, session: CacheSession, full: pytest.MonkeyPatch
+) -> None:
+    box.restart()
+    full.setattr(Unlinker, "empty", lambda *_: 1)
+    full.setattr(box.disk.folder, "set_aside", lambda *_: False)
+    box.store.leave("t", "s", WHY)
+    session = box.store.session("t", "s", epoch=1)
+    assert session.match([name(number) for number in range(BLOCKS)]) == bytes(BLOCKS)
+    assert box.store.levels().outgoing == 1
+    full.undo()
+    box.store.remove_outgoing()
+    assert (box.store.levels().outgoing, box.store.levels().disk_bytes) == (0, 0)
+    assert box.files() == []
+
+
+def test_an_older_cache_folder_on_a_full_disk_is_opened(
+    box: Box, session: CacheSession, full: None
+) -> None:
+    assert box.store.close()
+    assert box.root is not None
+    (box.root / "outgoing").rmdir()
+    box.start()
+    session = box.store.session("t", "s", epoch=1)
+    assert box.get(session, 1) == (content(1), Tier.DISK)
+    assert box.store.leave("t", "s", WHY)[Tier.DISK] == (BLOCKS, BLOCKS * CELL)
+    assert box.files() == []

@@ -81,6 +81,13 @@ class DiskTier(DiskLeaving):
         except OSError:
             # One unreadable session is a session without persisted blocks, not a broken tier.
             files = []
+        else:
+            if key in self._outgoing.unmoved:  # nobody finds what is to go
+                with self._lock:
+                    session.left = [file.name for file in files]
+                    self._outgoing.forget(key)
+                    self._outgoing.add(key, Outgoing(len(files), sum(f.size for f in files)))
+                files = []
         self.folder.mark_used(tenant_ref, session_ref)
         # Newest first: a head was stored before its tail, and is to be the later one to leave.
         found = [
@@ -172,7 +179,7 @@ class DiskTier(DiskLeaving):
                 self._slots.remove_all(session, blocks)
                 self._bytes -= session.bytes
                 self._blocks -= session.blocks
-                self._outgoing.set(_key(session), Outgoing())
+                self._outgoing.forget(_key(session))
                 session.blocks = session.bytes = 0
                 session.left = []
                 self._opened.pop(_key(session), None)
@@ -183,7 +190,7 @@ class DiskTier(DiskLeaving):
         key = (checked_ref(tenant_ref), checked_ref(session_ref))
         with self._lock:
             self._bytes -= self._unopened.pop(key)
-            self._outgoing.set(key, Outgoing())
+            self._outgoing.forget(key)
         return self.folder.drop(*key)
 
     def held(self, session: DiskSession) -> tuple[int, int]:

@@ -81,6 +81,7 @@ class DiskLeaving(DiskSpace):
             size = self._unopened.pop(key)
             self._bytes -= size
             self._outgoing.add(key, Outgoing(0, size))
+            self._outgoing.unmoved.add(key)
         return self._remove(key, pause)
 
     def remove_outgoing(self) -> None:
@@ -98,7 +99,8 @@ class DiskLeaving(DiskSpace):
         with suppress(OSError):
             session = self._opened.get(key)
             if session is None:
-                self.folder.set_aside(*key)
+                if self.folder.set_aside(*key):
+                    self._outgoing.unmoved.discard(key)
             elif session.left and not self._set_aside_opened(session):
                 return Outgoing()  # its next leaving removes it
             self._count(key, pause)
@@ -118,10 +120,15 @@ class DiskLeaving(DiskSpace):
 
     def _empty(self, key: Key) -> Outgoing:
         failed = self.folder.empty_outgoing(*key)
+        in_place = self._goes_in_place(key)
+        if in_place:
+            failed += self.folder.empty_in_place(*key)
         with self._lock:
             had = self._outgoing.of(key)
             if not failed:
                 self._outgoing.set(key, Outgoing())
+                if in_place:
+                    self._outgoing.unmoved.discard(key)
                 return had
         rest = self._count(key)
         return Outgoing(max(0, had.blocks - rest.blocks), max(0, had.bytes - rest.bytes))

@@ -218,12 +218,19 @@ class DiskSpace:
             return True
 
     def _count(self, key: Key, pause: Callable[[], None] = lambda: None) -> Outgoing:
-        """Counts what is left of a session's folder that was moved aside."""
+        """Counts what is left of a session's folder that was moved aside, or could not be."""
         found = self.folder.measure_outgoing(*key, pause)
         left = Outgoing(found.blocks, found.bytes)
+        if self._goes_in_place(key):
+            found = self.folder.survey(*key, pause)
+            left = Outgoing(left.blocks + found.blocks, left.bytes + found.bytes)
         with self._lock:
             self._outgoing.set(key, left)
         return left
+
+    def _goes_in_place(self, key: tuple[str, str]) -> bool:
+        """Whether the folder of a session that is not open is to go and could not be moved."""
+        return key in self._outgoing.unmoved and key not in self._opened
 
     def _survey_session(self, key: tuple[str, str]) -> None:
         try:
@@ -231,7 +238,7 @@ class DiskSpace:
         except OSError:
             return
         with self._lock:
-            if found.blocks and key not in self._opened:
+            if found.blocks and key not in self._opened and key not in self._outgoing.unmoved:
                 self._unopened.add(key, found.bytes, found.changed)
                 self._bytes += found.bytes
 

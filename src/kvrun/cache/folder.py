@@ -12,7 +12,7 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +27,8 @@ _BLOCKS = "kv"
 _QUARANTINE = "quarantine"
 _OUTGOING = "outgoing"
 _AT_ONCE = 128
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+_NOT_MOVED = (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST, errno.EMLINK, errno.EXDEV, *_NO_ROOM)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,8 @@ class BlockFolder:
         try:
             os.fchmod(self._root_fd, 0o700)
             for area in (_BLOCKS, _QUARANTINE, _OUTGOING):
-                self._tree.make_area(area)
+                with _unless_full():
+                    self._tree.make_area(area)
             self._probe()
         except OSError as error:
             os.close(self._root_fd)
@@ -175,12 +178,15 @@ class BlockFolder:
         leaves = self.measure_outgoing(tenant_ref, session_ref)
         return len(files) + leaves.blocks, sum(file.size for file in files) + leaves.bytes
 
-    def survey(self, tenant_ref: str, session_ref: str) -> FolderTotal:
+    def survey(
+        self, tenant_ref: str, session_ref: str, pause: Callable[[], None] = lambda: None
+    ) -> FolderTotal:
         """What ``blocks`` would list, added up, and removes what an interrupted write left.
 
-        A start does this for every session, before the first write. Raises OSError.
+        A start does this for every session, before the first write. ``pause`` is called every few
+        files. Raises OSError.
         """
-        return self._survey(_BLOCKS, tenant_ref, session_ref)
+        return self._survey(_BLOCKS, tenant_ref, session_ref, pause)
 
     def sessions(self) -> list[tuple[str, str]]:
         """Every (tenant_ref, session_ref) that has a folder."""
@@ -200,7 +206,8 @@ class BlockFolder:
     def set_aside(self, tenant_ref: str, session_ref: str) -> bool:
         """Moves a session's folder to ``outgoing`` in one step: nobody finds a block of it again.
 
-        False where the session has no folder, or an older one of it is still there. Raises OSError.
+        False where the session has no folder, an older one of it is still there, or the disk has
+        no room for that. Raises OSError.
         """
         try:
             with (
@@ -209,7 +216,7 @@ class BlockFolder:
             ):
                 os.rename(session_ref, session_ref, src_dir_fd=source, dst_dir_fd=target)
         except OSError as error:
-            if error.errno in (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST):
+            if error.errno in _NOT_MOVED:
                 return False
             raise
         self._tree.remove_empty(_BLOCKS, tenant_ref, session_ref)
@@ -234,6 +241,10 @@ class BlockFolder:
         Raises OSError where the folder cannot be opened.
         """
         return self._empty(_OUTGOING, tenant_ref, session_ref)
+
+    def empty_in_place(self, tenant_ref: str, session_ref: str) -> int:
+        """The same of a session's own folder, which could not be moved."""
+        return self._empty(_BLOCKS, tenant_ref, session_ref)
 
     def empty_quarantine(self, tenant_ref: str, session_ref: str) -> int:
         """The same of what a session has in quarantine."""
@@ -286,13 +297,9 @@ class BlockFolder:
     def _probe(self) -> None:
         name = f".{bytes(16).hex()}.{os.getpid()}.tmp"
         flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        try:
+        with _unless_full():
             os.close(os.open(name, flags, 0o600, dir_fd=self._root_fd))
             os.unlink(name, dir_fd=self._root_fd)
-        except OSError as error:
-            # A full disk is no reason to refuse the start: it can still be read.
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
 
     def _write_in(self, folder: int, name: bytes, data: memoryview) -> None:
         temporary = f".{name.hex()}.{next(self._counter)}.tmp"
@@ -309,6 +316,16 @@ class BlockFolder:
         except BaseException:
             with suppress(OSError):
                 os.unlink(temporary, dir_fd=folder)
+            raise
+
+
+@contextmanager
+def _unless_full() -> Iterator[None]:
+    """A full disk is no reason to refuse the start: it can still be read."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
             raise
 
 

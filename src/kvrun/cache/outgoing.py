@@ -13,20 +13,24 @@ class Outgoing(NamedTuple):
 
 
 class OutgoingSessions:
-    """By (tenant_ref, session_ref). Not thread-safe: the disk tier holds its lock."""
+    """By (tenant_ref, session_ref). Not thread-safe: the disk tier holds its lock.
+
+    ``unmoved`` are those whose folder is to go and was not moved aside yet.
+    """
 
     def __init__(self) -> None:
         self._sessions: dict[Key, Outgoing] = {}
         self._tenants: dict[str, int] = {}
+        self.unmoved: set[Key] = set()
         self.blocks = 0
         self.bytes = 0
 
     def __len__(self) -> int:
-        return len(self._sessions)
+        return len(self.keys())
 
     def keys(self) -> set[Key]:
-        """Every session that has something."""
-        return set(self._sessions)
+        """Every session that has something, or may have."""
+        return self.unmoved.union(self._sessions)
 
     def of(self, key: Key) -> Outgoing:
         """What a session has."""
@@ -47,6 +51,11 @@ class OutgoingSessions:
         of_tenant = self._tenants.pop(key[0], 0) + left.bytes - had.bytes
         if of_tenant:
             self._tenants[key[0]] = of_tenant
+
+    def forget(self, key: Key) -> None:
+        """Nothing of a session is to be removed any more."""
+        self.set(key, Outgoing())
+        self.unmoved.discard(key)
 
     def bytes_of(self, tenant_ref: str) -> int:
         """What all sessions of a tenant have together."""
