@@ -219,6 +219,43 @@ def test_what_could_not_be_moved_before_the_next_start_is_in_the_index_again(
     assert session.match([name(0)]) == bytes([Tier.DISK])
 
 
+def test_what_a_failing_disk_did_not_empty_goes_when_it_can(
+    box: Box, session: CacheSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(Unlinker, "empty", fail)
+    assert box.store.leave("t", "s", WHY)[Tier.DISK] == (0, 0)
+    assert (box.files(), len(box.files("outgoing"))) == ([], BLOCKS)
+    monkeypatch.undo()
+    box.store.remove_outgoing()
+    assert box.files("outgoing") == []
+    assert (box.store.levels().outgoing, box.store.levels().disk_bytes) == (0, 0)
+    assert evicted(box) == {tuple(INTERRUPTED): BLOCKS}
+
+
+def test_what_a_failing_disk_did_not_move_goes_beside_what_was_stored_again(
+    box: Box, session: CacheSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> bool:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(box.disk.folder, "set_aside", fail)
+    assert box.store.leave("t", "s", WHY)[Tier.DISK] == (0, 0)
+    monkeypatch.undo()
+    box.time += 60  # the tier is off for a while
+    session.quarantine(name(2))
+    box.put(session, 2)
+    box.store.flush()
+    box.store.remove_outgoing()
+    assert [path.stem for path in box.files()] == [name(2).hex()]
+    assert (box.store.levels().outgoing, box.store.levels().disk_bytes) == (0, CELL)
+    assert evicted(box) == {tuple(INTERRUPTED): BLOCKS}
+    box.restart()
+    assert box.get(box.store.session("t", "s", epoch=1), 2) == (content(2), Tier.DISK)
+
+
 @pytest.mark.parametrize("opened", [True, False])
 def test_a_full_disk_is_no_reason_to_keep_what_has_to_leave(
     box: Box, session: CacheSession, request: pytest.FixtureRequest, opened: bool

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from kvrun.cache.diskleaving import DiskLeaving
-from kvrun.cache.diskspace import Deleted, DiskSession
+from kvrun.cache.diskspace import Deleted, DiskSession, Kept
 from kvrun.cache.errors import DiskWriteError
 from kvrun.cache.folder import BlockFolder, FolderDrop
 from kvrun.cache.foldertree import checked_ref
@@ -64,15 +64,20 @@ class DiskTier(DiskLeaving):
         return self._off_until is None or self._now() >= self._off_until
 
     def open_session(
-        self, tenant_ref: str, session_ref: str, on_deleted: Deleted
+        self,
+        tenant_ref: str,
+        session_ref: str,
+        on_deleted: Deleted,
+        kept: Kept = lambda names: (),
     ) -> tuple[DiskSession, Iterator[tuple[bytes, int]]]:
         """Lists a session's folder; answers the session and (name, slot) of each block.
 
         ``on_deleted`` is called, with no lock held, with (name, slot) of each block that the tier
-        removed to stay within its bound. A session is opened once at a time.
+        removed to stay within its bound. ``kept`` says which of the names that left were stored
+        again. A session is opened once at a time.
         """
         key = (checked_ref(tenant_ref), checked_ref(session_ref))
-        session = DiskSession(tenant_ref, session_ref, on_deleted)
+        session = DiskSession(tenant_ref, session_ref, on_deleted, kept)
         with self._lock:
             self._opened[key] = session
             self._bytes -= self._unopened.pop(key)

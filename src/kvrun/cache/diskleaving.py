@@ -5,7 +5,7 @@ files are removed. Until that is done they count for the tier's bounds, and as w
 """
 
 import errno
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from kvrun.cache.diskspace import DiskSession, DiskSpace
@@ -36,33 +36,19 @@ class DiskLeaving(DiskSpace):
             self._bytes -= size
             self._outgoing.add(key, Outgoing(len(names), size))
 
-    def remove_left(
-        self,
-        session: DiskSession,
-        kept: Callable[[Sequence[bytes]], Collection[bytes]],
-        pause: Callable[[], None],
-    ) -> Outgoing:
+    def remove_left(self, session: DiskSession, pause: Callable[[], None]) -> Outgoing:
         """Removes the files of blocks that left the index; what is gone from the disk.
 
         All at once where the session stored nothing since and stores nothing now, with whatever
-        else is in its folders, such as half a block. Else one by one but for those that ``kept``
-        names, which were stored again; ``pause`` is then called every few files. What could not be
-        removed counts on.
+        else is in its folders, such as half a block. Else one by one but for those that were stored
+        again; ``pause`` is then called every few files. What could not be removed counts on.
         """
         key = (session.tenant_ref, session.session_ref)
-        with self._lock:
-            names, session.left = session.left, []
         try:
-            if not self._set_aside_opened(session):
-                for start in range(0, len(names), _AT_ONCE):
-                    some = names[start : start + _AT_ONCE]
-                    self.folder.remove_all(*key, set(some).difference(kept(some)))
-                    pause()
+            self._clear_left(session, pause)
             self.folder.empty_quarantine(*key)
             gone = self._empty(key)
         except OSError as error:
-            with self._lock:
-                session.left += names
             self._on_error(error)
             return Outgoing()
         if any(self._outgoing.of(key)):
@@ -97,16 +83,38 @@ class DiskLeaving(DiskSpace):
         """Of what is not open nothing else tells how much it is. One session that cannot be removed
         is not a broken tier."""
         with suppress(OSError):
-            session = self._opened.get(key)
+            session, moved = self._opened.get(key), True
             if session is None:
                 if self.folder.set_aside(*key):
                     self._outgoing.unmoved.discard(key)
-            elif session.left and not self._set_aside_opened(session):
-                return Outgoing()  # its next leaving removes it
-            self._count(key, pause)
+            elif session.left:
+                moved = self._clear_left(session, pause)
+            if moved:  # else they count since they left the index
+                self._count(key, pause)
             self.folder.empty_quarantine(*key)
             return self._empty(key)
         return Outgoing()
+
+    def _clear_left(self, session: DiskSession, pause: Callable[[], None]) -> bool:
+        """Takes the files of what left out of the session's folder; whether that was moved.
+
+        Raises OSError; they are still to be taken out then.
+        """
+        with self._lock:
+            names, session.left = session.left, []
+        try:
+            if self._set_aside_opened(session):
+                return True
+            for start in range(0, len(names), _AT_ONCE):
+                some = names[start : start + _AT_ONCE]
+                goes = set(some).difference(session.kept(some))
+                self.folder.remove_all(session.tenant_ref, session.session_ref, goes)
+                pause()
+        except OSError:
+            with self._lock:
+                session.left += names
+            raise
+        return False
 
     def _set_aside_opened(self, session: DiskSession) -> bool:
         key = (session.tenant_ref, session.session_ref)

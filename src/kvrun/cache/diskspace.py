@@ -1,7 +1,7 @@
 """What the disk tier holds, how that is bounded, and what is removed to make room."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from kvrun.cache.errors import DiskWriteError
 from kvrun.cache.folder import BlockFolder
@@ -16,6 +16,7 @@ _MAX_FILE_SIZE = 2**32 - 1
 _AT_ONCE = 128
 
 Deleted = Callable[[Sequence[tuple[bytes, int]]], None]
+Kept = Callable[[Sequence[bytes]], Collection[bytes]]
 Evicted = Callable[[tuple[str, str], int, int, Basis], None]
 
 
@@ -23,13 +24,17 @@ class DiskSession:
     """One opened session of the disk tier; made by :meth:`DiskTier.open_session`."""
 
     __slots__ = (
-        "blocks", "bytes", "dropped", "io_lock", "left", "on_deleted", "session_ref", "tenant_ref"
+        "blocks", "bytes", "dropped", "io_lock", "kept", "left", "on_deleted", "session_ref",
+        "tenant_ref",
     )  # fmt: skip
 
-    def __init__(self, tenant_ref: str, session_ref: str, on_deleted: Deleted) -> None:
+    def __init__(
+        self, tenant_ref: str, session_ref: str, on_deleted: Deleted, kept: Kept = lambda names: ()
+    ) -> None:
         self.tenant_ref = tenant_ref
         self.session_ref = session_ref
         self.on_deleted = on_deleted
+        self.kept = kept
         self.io_lock = threading.Lock()
         self.dropped = False
         self.blocks = 0

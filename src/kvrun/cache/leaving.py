@@ -37,7 +37,7 @@ def leave(session: SessionObjects, why: Mapping[Tier, Basis], pause: Callable[[]
         if Tier.MEMORY in why:
             left[Tier.MEMORY] = in_memory
     if Tier.DISK in why and state.disk is not None and session._disk is not None:
-        left[Tier.DISK] = state.disk.remove_left(session._disk, session.on_disk, pause)
+        left[Tier.DISK] = state.disk.remove_left(session._disk, pause)
         _note(state, key, Tier.DISK, left[Tier.DISK], why[Tier.DISK])
     if Tier.OBJECT in why:
         left[Tier.OBJECT] = _leave_objects(session)

@@ -190,7 +190,7 @@ class CacheSession(SessionPins):
             disk = self._state.disk
             if disk is not None:
                 self._disk, blocks = disk.open_session(
-                    self.tenant_ref, self.session_ref, self._deleted_from_disk
+                    self.tenant_ref, self.session_ref, self._deleted_from_disk, self.on_disk
                 )
                 with self._state.lock:
                     for name, slot in blocks:
