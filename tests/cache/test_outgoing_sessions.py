@@ -165,6 +165,23 @@ def test_a_crash_before_the_files_are_removed_leaves_nothing_to_be_found(
     assert evicted(box) == {tuple(INTERRUPTED): BLOCKS}
 
 
+@pytest.mark.parametrize("files", [0, 1])
+def test_what_a_crash_left_behind_takes_nothing_with_it_that_may_stay(
+    box: Box, session: CacheSession, files: int
+) -> None:
+    """The folder that was moved, emptied or not, of a session that stored again since."""
+    box.restart()
+    assert box.root is not None
+    behind = box.root / "outgoing" / "t" / "s"
+    behind.mkdir(parents=True)
+    for number in range(files):
+        (behind / f"{name(number).hex()}.kvs").write_bytes(content(number))
+    box.store.remove_outgoing()
+    assert not behind.exists()
+    assert len(box.files()) == BLOCKS
+    assert box.get(box.store.session("t", "s", epoch=1), 1) == (content(1), Tier.DISK)
+
+
 def test_an_erasure_removes_what_a_crash_left_behind(box: Box, session: CacheSession) -> None:
     assert box.disk.folder.set_aside("t", "s")
     box.restart(clean=False)

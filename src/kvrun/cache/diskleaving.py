@@ -85,7 +85,7 @@ class DiskLeaving(DiskSpace):
         with suppress(OSError):
             session, moved = self._opened.get(key), True
             if session is None:
-                if self.folder.set_aside(*key):
+                if key in self._outgoing.unmoved and self.folder.set_aside(*key):
                     self._outgoing.unmoved.discard(key)
             elif session.left:
                 moved = self._clear_left(session, pause)
