@@ -158,6 +158,38 @@ def test_a_block_that_finds_memory_ready_is_in_its_cell_at_once(
     box.store.close()
 
 
+def test_a_copy_into_memory_is_done_before_that_is_closed_and_none_begins_later(
+    box: PackBox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored(box, 1, 2)
+    box.restart()
+    while box.memory.make_ready():
+        pass
+    session = loaded(box)
+    keep, close = session.keep_fetched, box.memory.close
+    began, closed = threading.Event(), threading.Event()
+    order: list[str] = []
+
+    def keep_late(block: bytes, packed: int, data: memoryview) -> bool:
+        began.set()
+        closed.wait(0.5)
+        order.append("kept")
+        return keep(block, packed, data)
+
+    def note_close() -> None:
+        order.append("closed")
+        close()
+        closed.set()
+
+    monkeypatch.setattr(session, "keep_fetched", keep_late)
+    monkeypatch.setattr(box.memory, "close", note_close)
+    session.prefetch([name(1), name(2)])  # neighbours: one request
+    assert began.wait(20)
+    box.store.close()
+    box.objects.readers.shutdown()
+    assert order.index("closed") == len(order) - 1
+
+
 def test_of_neighbours_those_without_ready_memory_are_copied_later(
     box: PackBox, monkeypatch: pytest.MonkeyPatch
 ) -> None:

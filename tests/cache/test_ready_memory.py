@@ -86,3 +86,23 @@ def test_a_system_that_cannot_do_it_and_a_closed_tier_leave_all_as_before(
     assert tier.allocate() == 0
     tier.close()
     assert tier.make_ready() == 0
+
+
+def test_a_tier_that_is_closed_meanwhile_has_its_memory_until_cells_are_overwritten(
+    tier: MemoryTier[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell = tier.allocate()
+    assert cell is not None
+    overwrite, seen = ctypes.memset, list[int]()
+
+    def close_first(address: int, value: int, size: int) -> None:
+        tier.close()
+        pages = (ctypes.c_ubyte * (size // mmap.PAGESIZE))()
+        mincore = ctypes.CDLL(None).mincore  # refuses what is not mapped
+        seen.append(mincore(ctypes.c_void_p(address), ctypes.c_size_t(size), pages))
+        if seen == [0]:
+            overwrite(address, value, size)
+
+    monkeypatch.setattr(ctypes, "memset", close_first)
+    tier.scrub([cell])
+    assert seen == [0]

@@ -83,6 +83,7 @@ class Fetcher:
         self._lock = threading.Lock()
         self._may_keep = threading.Condition(self._lock)
         self._reading = 0
+        self._copying = 0
         # How often somebody asked for a block, and how often when nobody did for a moment.
         self._asked = 0
         self._paused_at = 0
@@ -139,10 +140,12 @@ class Fetcher:
             return {}
 
     def close(self) -> None:
-        """Ends the threads; what is under way is left."""
+        """Ends the threads; what is under way is left. Nothing is copied into memory any more."""
         with self._lock:
             self._closed = True
             self._may_keep.notify_all()
+            while self._copying:
+                self._may_keep.wait()
         self._openers.shutdown(wait=False, cancel_futures=True)
         self._keeper.shutdown(wait=True, cancel_futures=True)
         self._tier.close()
@@ -206,7 +209,7 @@ class Fetcher:
             for name, packed, size in span.blocks:
                 block = data[at : at + size]
                 at += size
-                if not (session.memory_is_ready() and session.keep_fetched(name, packed, block)):
+                if not (session.memory_is_ready() and self._copy(session, name, packed, block)):
                     came[name] = block
             future.set_result(came)
         except KvrunError as error:
@@ -219,6 +222,19 @@ class Fetcher:
                 self._keeper.submit(self._keep, session, span, future)
                 return
         self._end(session, span, future)
+
+    def _copy(self, session: FetchTarget, name: bytes, packed: int, data: memoryview) -> bool:
+        """Put a block into memory, which stays until that is done; False once this is closed."""
+        with self._lock:
+            if self._closed:
+                return False
+            self._copying += 1
+        try:
+            return session.keep_fetched(name, packed, data)
+        finally:
+            with self._lock:
+                self._copying -= 1
+                self._may_keep.notify_all()
 
     def _came(self) -> None:
         with self._lock:

@@ -331,15 +331,18 @@ class MemoryTier(Generic[OwnerT]):
 
     def scrub(self, cells: Sequence[int]) -> None:
         """Overwrites whole detached cells with zeros (releases the GIL meanwhile)."""
-        if self._map.closed:
+        try:
+            held = memoryview(self._map)  # the mapping stays until they are overwritten
+        except ValueError:  # closed
             return
-        stride, start, end = self._stride, 0, 0
-        for cell in sorted(cells):
-            if cell * stride != end:  # those side by side are overwritten at once
-                self._zero(start, end)
-                start = cell * stride
-            end = (cell + 1) * stride
-        self._zero(start, end)
+        with held:
+            stride, start, end = self._stride, 0, 0
+            for cell in sorted(cells):
+                if cell * stride != end:  # those side by side are overwritten at once
+                    self._zero(start, end)
+                    start = cell * stride
+                end = (cell + 1) * stride
+            self._zero(start, end)
 
     def close(self) -> None:
         """Gives the slab back once no view of it is left; listed content is gone."""
