@@ -165,6 +165,32 @@ def test_a_crash_before_the_files_are_removed_leaves_nothing_to_be_found(
     assert evicted(box) == {tuple(INTERRUPTED): BLOCKS}
 
 
+def test_a_leaving_that_is_cut_short_goes_on_with_what_is_still_there(tmp_path: Path) -> None:
+    many = 40
+    box = Box(tmp_path / "cache", cells=2 * many)
+    session = box.store.session("t", "s", epoch=1)
+    for number in range(many):
+        box.put(session, number)
+    box.store.flush()
+    pauses = 0
+
+    def pause() -> None:
+        nonlocal pauses
+        pauses += 1
+        if pauses == 1:
+            box.put(session, many)
+            box.store.flush()
+        elif len(box.files()) <= many:
+            raise RuntimeError("the daemon ends")
+
+    with pytest.raises(RuntimeError):
+        box.store.leave("t", "s", WHY, pause)
+    assert 1 < len(box.files()) < many
+    box.store.remove_outgoing()
+    assert [path.stem for path in box.files()] == [name(many).hex()]
+    assert box.store.levels().outgoing == 0
+
+
 @pytest.mark.parametrize("files", [0, 1])
 def test_what_a_crash_left_behind_takes_nothing_with_it_that_may_stay(
     box: Box, session: CacheSession, files: int

@@ -26,7 +26,7 @@ class Cache:
         self.left: list[tuple[str, str]] = []
         self.outgoing = 0
 
-    def remove_outgoing(self) -> None:
+    def remove_outgoing(self, pause: Callable[[], None]) -> None:
         """Nothing can be removed."""
 
     def session_refs(self) -> list[tuple[str, str]]:
@@ -44,15 +44,18 @@ class Cache:
         return SimpleNamespace(object_available=True, has_objects=False, outgoing=self.outgoing)
 
 
-def test_sessions_leave_side_by_side_and_all_of_them_are_counted() -> None:
+def swept(cache: Cache) -> Sweep:
     residency = SimpleNamespace(
         revision=STRICT.revision,
         standing=Standing.ACTIVE,
         placement=lambda ref: Placement(STRICT.revision, STRICT.row(ref)),
     )
+    return Sweep(cast(Any, SimpleNamespace(cache=cache, residency=residency, handles=())))
+
+
+def test_sessions_leave_side_by_side_and_all_of_them_are_counted() -> None:
     cache = Cache()
-    instance = SimpleNamespace(cache=cache, residency=residency, handles=())
-    sweep = Sweep(cast(Any, instance))
+    sweep = swept(cache)
     assert sweep.run() == 6
     assert sorted(cache.left) == REFS
     report = sweep.report()
@@ -64,6 +67,37 @@ def test_sessions_leave_side_by_side_and_all_of_them_are_counted() -> None:
     assert not sweep.report().done, "files are left of what nobody finds any more"
     cache.outgoing = 0
     assert sweep.report().done
+
+
+class MuchToSweep(Cache):
+    """The daemon is stopped as soon as a session leaves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stop: Callable[[], None] = lambda: None
+
+    def session_refs(self) -> list[tuple[str, str]]:
+        return [("t1", str(number)) for number in range(1000)]
+
+    def leave(
+        self, tenant: str, session: str, why: Mapping[Tier, Basis], pause: Callable[[], None]
+    ) -> dict[Tier, tuple[int, int]]:
+        self.stop()
+        self.left.append((tenant, session))
+        pause()
+        return dict.fromkeys(why, (1, 100))
+
+
+def test_a_daemon_that_ends_does_not_wait_for_the_sessions_still_to_be_swept() -> None:
+    cache = MuchToSweep()
+    sweep = swept(cache)
+    cache.stop = sweep.stop
+    assert sweep.run() == 0
+    assert 1 <= len(cache.left) <= 16, "one for each thread"
+    assert not sweep.report().done
+    left = len(cache.left)
+    assert sweep.run() == 0
+    assert len(cache.left) == left, "no other pass begins"
 
 
 def test_each_thread_waits_for_a_share_of_its_own_work() -> None:

@@ -70,16 +70,20 @@ class DiskLeaving(DiskSpace):
             self._outgoing.unmoved.add(key)
         return self._remove(key, pause)
 
-    def remove_outgoing(self) -> None:
-        """Removes what could not be, or was cut short; not while sessions leave."""
+    def remove_outgoing(self, pause: Callable[[], None]) -> None:
+        """Removes what could not be, or was cut short; not while sessions leave.
+
+        ``pause`` is called for every session and every few files.
+        """
         with self._lock:
             keys = self._outgoing.keys() | set(self.folder.outgoing())
         for key in keys:
-            gone = self._remove(key)
+            gone = self._remove(key, pause)
             if gone.blocks:
                 self.on_evicted(key, *gone, INTERRUPTED)
+            pause()
 
-    def _remove(self, key: Key, pause: Callable[[], None] = lambda: None) -> Outgoing:
+    def _remove(self, key: Key, pause: Callable[[], None]) -> Outgoing:
         """Of what is not open nothing else tells how much it is. One session that cannot be removed
         is not a broken tier."""
         with suppress(OSError):
@@ -98,7 +102,7 @@ class DiskLeaving(DiskSpace):
     def _clear_left(self, session: DiskSession, pause: Callable[[], None]) -> bool:
         """Takes the files of what left out of the session's folder; whether that was moved.
 
-        Raises OSError; they are still to be taken out then.
+        Raises OSError, and what ``pause`` does; they are still to be taken out then.
         """
         with self._lock:
             names, session.left = session.left, []
@@ -110,7 +114,7 @@ class DiskLeaving(DiskSpace):
                 goes = set(some).difference(session.kept(some))
                 self.folder.remove_all(session.tenant_ref, session.session_ref, goes)
                 pause()
-        except OSError:
+        except BaseException:
             with self._lock:
                 session.left += names
             raise

@@ -227,10 +227,10 @@ class CacheStore:
         self._state.deliver()
         return left
 
-    def remove_outgoing(self) -> None:
+    def remove_outgoing(self, pause: Callable[[], None] = lambda: None) -> None:
         """Removes files of what left the disk where that was cut short; not while others leave."""
         if self._state.disk is not None:
-            self._state.disk.remove_outgoing()
+            self._state.disk.remove_outgoing(pause)
             self._state.deliver()
 
     def trim(

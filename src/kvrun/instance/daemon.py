@@ -99,6 +99,7 @@ async def _serve(opened: _Opened, config: KvrunConfig) -> None:
         try:
             await opened.server.serve(config.instance_socket, stop)
         finally:
+            opened.sweep.stop()  # its thread would be waited for
             housekeeping.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await housekeeping

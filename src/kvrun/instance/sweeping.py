@@ -114,12 +114,17 @@ class Pacer(threading.local):
         self._since = self._clock()
 
 
+class _StoppedError(Exception):
+    """The daemon ends."""
+
+
 class Sweep:
     """Passes over the cache of an instance; ``pause`` is called every few blocks and sessions."""
 
     def __init__(self, instance: Swept, pause: Callable[[], None] = lambda: None) -> None:
         self._instance = instance
-        self._pause = pause
+        self._wait = pause
+        self._stopped = threading.Event()
         self._lock = threading.Lock()
         self._revision = instance.residency.revision
         self._clean_left = _CLEAN_PASSES
@@ -136,14 +141,38 @@ class Sweep:
             self._passes = self._sessions = 0
             self._blocks, self._size_bytes = {}, {}
 
+    def stop(self) -> None:
+        """The daemon ends: a pass that goes on ends at its next pause, and no other begins."""
+        self._stopped.set()
+
     def run(self) -> int:
-        """One pass, where one is due; the blocks that it took away.
+        """One pass, where one is due; the blocks that it took away, 0 where it was stopped.
 
         Without any policy nothing is used, and nothing is taken away either: other instances may
         use what is in Storage, and the policy that comes may allow it. What left before the daemon
         ended, and was not removed, is removed all the same.
         """
-        self._instance.cache.remove_outgoing()
+        try:
+            return self._run()
+        except _StoppedError:
+            return 0
+
+    def report(self) -> SweepReport:
+        """What was taken away since the decisions changed last."""
+        outgoing = self._instance.cache.levels().outgoing
+        with self._lock:
+            return SweepReport(
+                revision=self._revision,
+                passes=self._passes,
+                done=not self._clean_left and not outgoing,
+                sessions=self._sessions,
+                blocks=dict(self._blocks),
+                size_bytes=dict(self._size_bytes),
+            )
+
+    def _run(self) -> int:
+        self._pause()
+        self._instance.cache.remove_outgoing(self._pause)
         with self._lock:
             if self._instance.residency.standing is Standing.MISSING:
                 self._clean_left = 0
@@ -172,28 +201,23 @@ class Sweep:
             _log.info("%d blocks were where revision %s does not allow them", taken, revision)
         return taken
 
-    def report(self) -> SweepReport:
-        """What was taken away since the decisions changed last."""
-        outgoing = self._instance.cache.levels().outgoing
-        with self._lock:
-            return SweepReport(
-                revision=self._revision,
-                passes=self._passes,
-                done=not self._clean_left and not outgoing,
-                sessions=self._sessions,
-                blocks=dict(self._blocks),
-                size_bytes=dict(self._size_bytes),
-            )
+    def _pause(self) -> None:
+        if self._stopped.is_set():
+            raise _StoppedError
+        self._wait()
 
     def _sweep(self, ref: tuple[str, str]) -> int:
+        self._pause()
         placement = self._instance.residency.placement(ref[0])
         why = {tier: basis_in(placement, tier) for tier in _TIERS if not placement.allows(tier)}
         left = self._instance.cache.leave(*ref, why, self._pause) if why else {}
+        taken = sum(self._count(placement, tier, *found) for tier, found in left.items())
         self._pause()
-        return sum(self._count(placement, tier, *found) for tier, found in left.items())
+        return taken
 
     def _trim(self, tenant_ref: str) -> int:
         """Take away what a tenant has beyond ``max_bytes``."""
+        self._pause()
         placement = self._instance.residency.placement(tenant_ref)
         taken = 0
         for tier in _TIERS:
