@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +15,7 @@ from page_check import Page, check
 
 from api.api_rig import URL, Caller, World, open_world
 from kvrun import console
+from kvrun.deployments.model import Deployment
 
 
 @dataclass
@@ -55,6 +58,34 @@ class Reader:
         transport = httpx.ASGITransport(self.caller.app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url=URL, trust_env=False) as http:
             return await http.request(method, path, content=content, headers=sent)
+
+
+async def followed(reader: Reader, run: str) -> Page:
+    """The page of an erasure or deletion once it ended."""
+    deadline = time.monotonic() + 60
+    while "Under way" in (page := await reader.get(run)).said:
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.02)
+    return page
+
+
+def fields_of(page: Page, action: str, *, ticked: bool = True) -> dict[str, str]:
+    """The fields of a form without its token, with or without the box that says "sure"."""
+    without = ("field:csrf_token",) if ticked else ("field:csrf_token", "field:sure")
+    form = next(form for form in page.forms if form["action"].endswith(action))
+    return {
+        name.removeprefix("field:"): value
+        for name, value in form.items()
+        if name.startswith("field:") and name not in without
+    }
+
+
+def stopped_chat(world: World) -> Deployment:
+    """A stopped deployment with two users: its keys are opened in its place."""
+    made = world.deployment("chat")
+    world.visit(made, "alice", "bob")
+    world.launcher.alive.discard(made.id)
+    return made
 
 
 @contextmanager

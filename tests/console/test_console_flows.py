@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from typing import cast
 
 import pytest
-from console_rig import Reader, base
+from console_rig import Reader, base, fields_of, followed, stopped_chat
 from fastapi import Request
-from page_check import Page, check
+from page_check import check
 
 from api.api_rig import World
 from kvrun.accounts import Role
@@ -26,30 +25,7 @@ SECTIONS = ("", "/cache", "/policy", "/users", "/audit", "/storage", "/certifica
 
 @pytest.fixture
 def chat(world: World) -> Deployment:
-    """A stopped deployment with two users: its keys are opened in its place."""
-    made = world.deployment("chat")
-    world.visit(made, "alice", "bob")
-    world.launcher.alive.discard(made.id)
-    return made
-
-
-async def followed(reader: Reader, run: str) -> Page:
-    """The page of an erasure or deletion once it ended."""
-    deadline = time.monotonic() + 60
-    while "Under way" in (page := await reader.get(run)).said:
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.02)
-    return page
-
-
-def fields_of(page: Page, action: str) -> dict[str, str]:
-    """The hidden fields of a form."""
-    form = next(form for form in page.forms if form["action"].endswith(action))
-    return {
-        name.removeprefix("field:"): value
-        for name, value in form.items()
-        if name.startswith("field:") and name != "field:csrf_token"
-    }
+    return stopped_chat(world)
 
 
 async def test_a_user_is_planned_erased_and_certified(world: World, chat: Deployment) -> None:

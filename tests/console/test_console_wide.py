@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
-
 import pytest
-from console_rig import Reader, base
-from page_check import Page, check
+from console_rig import Reader, base, fields_of, followed, stopped_chat
+from page_check import check
 
 from api.api_rig import World
 from kvrun.accounts import Role
@@ -16,30 +13,7 @@ from kvrun.deployments.model import Deployment
 
 @pytest.fixture
 def chat(world: World) -> Deployment:
-    """A stopped deployment with two users: its keys are opened in its place."""
-    made = world.deployment("chat")
-    world.visit(made, "alice", "bob")
-    world.launcher.alive.discard(made.id)
-    return made
-
-
-async def followed(reader: Reader, run: str) -> Page:
-    """The page of an erasure once it ended."""
-    deadline = time.monotonic() + 60
-    while "Under way" in (page := await reader.get(run)).said:
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.02)
-    return page
-
-
-def fields_of(page: Page, action: str) -> dict[str, str]:
-    """The hidden fields of a form."""
-    form = next(form for form in page.forms if form["action"].endswith(action))
-    return {
-        name.removeprefix("field:"): value
-        for name, value in form.items()
-        if name.startswith("field:") and name not in ("field:csrf_token", "field:sure")
-    }
+    return stopped_chat(world)
 
 
 def place(world: World, chat: Deployment) -> str:
@@ -77,7 +51,7 @@ async def test_users_are_labelled_found_by_label_and_erased(
     assert "Such as customer=acme" in check(unnamed.text).said
     planned = check((await owner.post(f"{where}/plan", kind="tenants", label="customer=acme")).text)
     assert "Plan: erase the users labelled customer=acme" in planned.said
-    fields = fields_of(planned, "/erase") | {"reference": "END-1"}
+    fields = fields_of(planned, "/erase", ticked=False) | {"reference": "END-1"}
     unsure = await owner.post(where, **fields)
     assert "Confirm that it cannot be undone." in check(unsure.text).said
     begun = await owner.post(where, **fields, sure="yes")
@@ -115,12 +89,12 @@ async def test_a_workspace_is_erased_with_its_name_once_a_second_person_agreed(
     planned = check((await ann.post(f"{where}/plan", kind="workspace")).text)
     assert "A second person has to agree" in planned.said
     assert "Erase and certify" not in planned.said
-    asked = await ann.post(f"{where}/ask", **fields_of(planned, "/ask"))
+    asked = await ann.post(f"{where}/ask", **fields_of(planned, "/ask", ticked=False))
     assert asked.status_code == 303
     await agree(world, ben, "Erase everything in this workspace: 2 users, 2 sessions when asked")
     planned = check((await ann.post(f"{where}/plan", kind="workspace")).text)
     assert "A second person has agreed" in planned.said
-    fields = fields_of(planned, "/erase") | {"sure": "yes"}
+    fields = fields_of(planned, "/erase", ticked=False) | {"sure": "yes"}
     unnamed = await ann.post(where, **fields | {"name": "another"})
     assert "Nothing was erased" in check(unnamed.text).said
     begun = await ann.post(where, **fields | {"name": "acme"})
@@ -139,7 +113,7 @@ async def test_where_the_reach_outgrew_what_was_agreed_to_it_is_asked_again(
         (one, "deployment", "Erase everything in chat: 2 users"),
     ):
         planned = check((await ann.post(f"{where}/plan", kind=kind)).text)
-        await ann.post(f"{where}/ask", **fields_of(planned, "/ask"))
+        await ann.post(f"{where}/ask", **fields_of(planned, "/ask", ticked=False))
         await agree(world, ben, words)
         assert "has agreed" in check((await ann.post(f"{where}/plan", kind=kind)).text).said
     world.visit(chat, *(f"guest-{number}" for number in range(12)))
@@ -148,7 +122,7 @@ async def test_where_the_reach_outgrew_what_was_agreed_to_it_is_asked_again(
         assert "the plan counted 2 tenants and there are 14 now" in planned.said
         assert "A second person has to agree" in planned.said
         assert "has agreed" not in planned.said
-        asked = await ann.post(f"{where}/ask", **fields_of(planned, "/ask"))
+        asked = await ann.post(f"{where}/ask", **fields_of(planned, "/ask", ticked=False))
         assert asked.status_code == 303
     page = await ben.get(f"{base(world)}/approvals")
     assert "Erase everything in chat: 14 users, 14 sessions when asked" in page.said
@@ -156,6 +130,6 @@ async def test_where_the_reach_outgrew_what_was_agreed_to_it_is_asked_again(
     csv = "tenant,label:customer\nalice,acme\n"
     assert (await owner.post(f"{place(world, chat)}/labels", csv=csv)).status_code == 200
     planned = check((await ann.post(f"{whole}/plan", kind="tenants", label="customer=acme")).text)
-    await ann.post(f"{whole}/ask", **fields_of(planned, "/ask"))
+    await ann.post(f"{whole}/ask", **fields_of(planned, "/ask", ticked=False))
     page = await ben.get(f"{base(world)}/approvals")
     assert "Erase the users labelled customer=acme: 1 user" in page.said
