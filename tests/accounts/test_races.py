@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session
 from kvrun.accounts import Accounts, Role, Scope, write_owner_link
 from kvrun.accounts.errors import UnauthenticatedError
 from kvrun.accounts.oidc import challenge_of
+from kvrun.accounts.part import NOTE_USE_EVERY_S
 from kvrun.errors import KvrunError
 from kvrun.state import Database
 
@@ -86,11 +87,31 @@ def signed_in(site: Site) -> str:
     return site.sign_in("olga").token
 
 
-def sign_out(site: Site, browser: str, everywhere: bool) -> None:
+def sign_out(accounts: Accounts, browser: str, everywhere: bool) -> None:
     if everywhere:
-        site.accounts.close_all_sign_ins(site.accounts.actor_of(browser))
+        accounts.close_all_sign_ins(accounts.actor_of(browser, note_use=False))
     else:
-        site.accounts.close_sign_in(browser)
+        accounts.close_sign_in(browser)
+
+
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_a_page_asked_for_while_signing_out_is_no_error(site: Site, everywhere: bool) -> None:
+    browser = signed_in(site)
+    site.now += 2 * NOTE_USE_EVERY_S
+    failed: list[BaseException] = []
+
+    def ask() -> None:
+        try:
+            site.accounts.actor_of(browser)
+        except UnauthenticatedError:
+            pass
+        except Exception as error:
+            failed.append(error)
+
+    while_another_commits(site, lambda accounts: sign_out(accounts, browser, everywhere), ask)
+    assert not failed
+    with pytest.raises(UnauthenticatedError):
+        site.accounts.actor_of(browser)
 
 
 def test_two_keys_of_a_name_and_no_third(site: Site) -> None:
@@ -141,7 +162,7 @@ def test_a_code_that_is_just_made_does_not_outlive_signing_out(
     code = while_another_commits(
         site,
         lambda accounts: accounts.allow_login(browser, challenge_of(VERIFIER), 3600),
-        lambda: sign_out(site, browser, everywhere),
+        lambda: sign_out(site.accounts, browser, everywhere),
     )
     with pytest.raises(UnauthenticatedError):
         site.accounts.finish_login(str(code), VERIFIER)
@@ -156,7 +177,7 @@ def test_a_login_that_is_just_made_does_not_outlive_signing_out(
     token = while_another_commits(
         site,
         lambda accounts: accounts.finish_login(code, VERIFIER).token,
-        lambda: sign_out(site, browser, everywhere),
+        lambda: sign_out(site.accounts, browser, everywhere),
     )
     with pytest.raises(UnauthenticatedError):
         site.accounts.actor_of_login(str(token))

@@ -63,9 +63,16 @@ class SignIns(Part):
             seen_at = row.seen_at
         if note_use and now - seen_at >= NOTE_USE_EVERY_S:
             with self._database.transaction() as session:
-                found = session.get(SignInRow, digest)
-                if found is not None and self._holds(found, now):
-                    found.seen_at = now
+                # One statement: whoever signs out at this moment leaves no row to change.
+                session.execute(
+                    update(SignInRow)
+                    .where(
+                        SignInRow.token_sha256 == digest,
+                        SignInRow.expires_at > now,
+                        SignInRow.seen_at > now - self._limits.idle_s,
+                    )
+                    .values(seen_at=now)
+                )
         return actor
 
     def close_sign_in(self, token: str) -> None:
