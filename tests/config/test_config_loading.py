@@ -82,6 +82,14 @@ def test_an_environment_variable_wins_over_the_file() -> None:
         ('[deployment]\nname = "a b"', ["deployment.name", '"a b"']),
         ("[deployment]\nstateless = 3", ["deployment.stateless = 3", "true or false"]),
         ('[gateway]\nhost = "0.0.0.0"', ["[gateway]", "tls_cert", "behind_proxy"]),
+        (
+            '[storage]\nobject_lock = "compliance"',
+            ["[storage]", '"compliance"', "s3://BUCKET/PREFIX", "a folder holds nothing"],
+        ),
+        (
+            '[storage]\nobject_lock = "compliance"\nurl = "gs://b/p"',
+            ["[storage]", '"compliance"', "gs://b/p holds nothing", '"governance"'],
+        ),
         ("[witness]\nurls = [1]", ["witness.urls", "1"]),
         ("[witness]\nurls = []\nkeys_file = 'k'", ["[witness]", "urls and keys_file belong"]),
         ("[witness]\nurls = ['https://w']", ["[witness]", "urls and keys_file belong"]),

@@ -197,6 +197,13 @@ def test_compliance_stores_nothing_in_a_bucket_without_object_lock(s3: S3) -> No
         storage.get("a")
 
 
+def test_compliance_is_refused_where_storage_is_not_s3(tmp_path: Path) -> None:
+    storage = open_storage(f"file://{tmp_path}")
+    with pytest.raises(StorageError, match="is not S3"):
+        hold_objects(storage, {}, mode="compliance", keep_s=WEEK_S, now=lambda: NOW)
+    assert hold_objects(storage, {}, mode="governance", keep_s=WEEK_S, now=lambda: NOW) is storage
+
+
 @pytest.mark.parametrize(
     ("mode", "time", "enough"),
     [

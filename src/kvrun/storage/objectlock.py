@@ -87,15 +87,20 @@ def hold_objects(
 
     ``mode``: governance or compliance. Nothing is held where the bucket has no Object Lock, or a
     default retention of its own; what is not S3 comes back as it is. Without boto3, or where the
-    bucket forbids the question, nothing is held either. With ``compliance`` all of that is an
+    bucket forbids the question, nothing is held either. With ``compliance`` each of these is an
     error, but for a default retention that is compliance itself, for as long at least.
 
     Raises StorageError where it cannot work as asked.
     """
     place = urlsplit(storage.where)
-    if place.scheme not in ("s3", "s3a"):
-        return storage
     must = keep_s if mode == "compliance" else None
+    if place.scheme not in ("s3", "s3a"):
+        if must is not None:
+            raise StorageError(
+                f'storage.object_lock is "compliance", and {storage.where} is not S3',
+                hint="storage.url = s3://BUCKET/PREFIX, or another storage.object_lock",
+            )
+        return storage
     if find_spec("boto3") is None:
         if must is not None:
             raise StorageError(
