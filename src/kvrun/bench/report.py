@@ -65,6 +65,16 @@ def ratio_row(
     return Row(metric=metric, value=result.ratio, unit=unit, against=text, goal=str(goal), met=met)
 
 
+def informing_row(
+    metric: str, result: Comparison | Refusal, *, unit: str = "x", against: str
+) -> Row:
+    """The row of a paired comparison that is held to no goal; without a figure, why."""
+    if isinstance(result, Refusal):
+        return Row(metric=metric, value=None, unit=unit, against=f"{against}; {result.reason}")
+    text = f"{against}; 95 % interval {result.low:.3g} to {result.high:.3g}, {result.pairs} pairs"
+    return Row(metric=metric, value=result.ratio, unit=unit, against=text)
+
+
 def to_json(report: Report) -> str:
     """The report as one JSON object on one line."""
     return msgspec.json.encode(report).decode()

@@ -26,7 +26,7 @@ from kvrun.bench.paired import (
     compare_pairs,
     measure_pairs,
 )
-from kvrun.bench.report import Report, Row, ratio_row
+from kvrun.bench.report import Report, Row, informing_row, ratio_row
 from kvrun.bench.restore_objects import ObjectRig
 from kvrun.bench.sealed_session import SealedSession, memory_for
 from kvrun.cache.disk import DiskTier
@@ -88,7 +88,9 @@ def run_restore_bench(
             against=f"{disk.reader}; neither from the system's cache",
             goal=_DISK_GOAL,
         ),
-        _informing("the same past the page cache", cached, "against the same through it"),
+        informing_row(
+            "the same past the page cache", cached, against="against the same through it"
+        ),
         _speed("blocks' files read, not opened", statistics.median(files), what),
         _speed("blocks opened out of memory", statistics.median(opening), what),
         *_speeds("restored from Storage", f"obstore's get_range, {objects.where}", raw, what),
@@ -178,10 +180,3 @@ def _speeds(metric: str, baseline: str, result: Comparison | Refusal, what: str)
 
 def _speed(metric: str, bytes_s: float, what: str) -> Row:
     return Row(metric=metric, value=bytes_s / 1e6, unit="MB/s", against=f"median; {what}")
-
-
-def _informing(metric: str, result: Comparison | Refusal, against: str) -> Row:
-    if isinstance(result, Refusal):
-        return Row(metric=metric, value=None, unit="x", against=f"{against}; {result.reason}")
-    text = f"{against}; 95 % interval {result.low:.3g} to {result.high:.3g}, {result.pairs} pairs"
-    return Row(metric=metric, value=result.ratio, unit="x", against=text)

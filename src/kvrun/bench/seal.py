@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from kvrun.bench.machine import cpu_wait_s, describe_commit, describe_machine, separate_cpus
 from kvrun.bench.paired import MIN_PAIRS, Comparison, Goal, Refusal, compare_pairs, measure_pairs
-from kvrun.bench.report import Report, Row, ratio_row
+from kvrun.bench.report import Report, Row, informing_row, ratio_row
 from kvrun.seal import (
     KEY_BYTES,
     OVERHEAD_BYTES,
@@ -65,7 +65,7 @@ def run_seal_bench(
     rows = [
         *_one_core_rows("seal", ring.seal, ring.raw_seal, ring, settings, rng),
         *_one_core_rows("open", ring.open, ring.raw_open, ring, settings, rng),
-        _two_threads_row(ring, settings, rng),
+        *_two_threads_rows(ring, settings, rng),
     ]
     return Report(
         bench="seal", machine=describe_machine(), commit=describe_commit(), rows=tuple(rows)
@@ -173,18 +173,30 @@ def _one_core_rows(
     )
 
 
-def _two_threads_row(ring: _Ring, settings: SealBenchSettings, rng: random.Random) -> Row:
-    return ratio_row(
-        f"seal {_size(settings.block_bytes)}, two threads",
-        _two_threads(ring, settings, rng),
-        unit="x",
-        against="one thread, wall time, pinned",
-        goal=TWO_THREADS_GOAL,
+def _two_threads_rows(
+    ring: _Ring, settings: SealBenchSettings, rng: random.Random
+) -> tuple[Row, Row]:
+    against = "one thread, wall time, pinned"
+    return (
+        ratio_row(
+            f"seal {_size(settings.block_bytes)}, two threads",
+            _two_threads(ring, ring.seal, settings, rng),
+            unit="x",
+            against=against,
+            goal=TWO_THREADS_GOAL,
+        ),
+        # Two CPUs of a virtual machine may share a core: then this says so.
+        informing_row(
+            "raw encrypt_into, two threads",
+            _two_threads(ring, ring.raw_seal, settings, rng),
+            unit="x",
+            against=against,
+        ),
     )
 
 
 def _two_threads(
-    ring: _Ring, settings: SealBenchSettings, rng: random.Random
+    ring: _Ring, seal: Callable[[range], None], settings: SealBenchSettings, rng: random.Random
 ) -> Comparison | Refusal:
     cpus = separate_cpus()[:2]
     if len(cpus) < 2:
@@ -197,7 +209,7 @@ def _two_threads(
         start = tried * length % (half - length + 1)
         tried += 1
         one, two = range(start, start + length), range(half + start, half + start + length)
-        both, alone = _rate(ring, (one, two), cpus), _rate(ring, (one,), cpus)
+        both, alone = _rate(seal, (one, two), cpus), _rate(seal, (one,), cpus)
         if both and alone:
             pairs.append((both, alone))
     if len(pairs) < MIN_PAIRS:
@@ -208,7 +220,7 @@ def _two_threads(
     return compare_pairs(pairs, rng=rng, max_spread=settings.max_spread)
 
 
-def _rate(ring: _Ring, shares: tuple[range, ...], cpus: list[int]) -> float:
+def _rate(seal: Callable[[range], None], shares: tuple[range, ...], cpus: list[int]) -> float:
     """Blocks a second of one pinned thread for each share; 0 when one did not keep its CPU."""
     gate = Barrier(len(shares), timeout=30)
 
@@ -217,7 +229,7 @@ def _rate(ring: _Ring, shares: tuple[range, ...], cpus: list[int]) -> float:
         gate.wait()
         waited = cpu_wait_s()
         started = time.perf_counter()
-        ring.seal(blocks)
+        seal(blocks)
         ended = time.perf_counter()
         return started, ended, cpu_wait_s() - waited <= MAX_CPU_WAIT * (ended - started)
 
