@@ -1,11 +1,11 @@
-# make demo: the whole story with a real model (no root needed), on vLLM. KEEP=1 leaves it running,
-# MODEL=... takes another model, ENGINE=llama.cpp the other engine. make test: everything but the
+# make demo: the whole story with a real model (no root needed), on llama.cpp. KEEP=1 leaves it
+# running, MODEL=... takes another model, ENGINE=vllm the other engine. make test: everything but the
 # recorded long run, which is make test-long; that also makes SGLang an environment of 6.5 GB and
 # builds a llama-server for a quarter of an hour.
 .PHONY: demo test test-long lint pages setup setup-dev wheel clean
 
-# Which vLLM it is (for a GPU or not) venv.sh finds out, where ENGINE is empty.
-DEMO_ENGINE = $(or $(ENGINE),vllm)
+# Which vLLM it is (for a GPU or not) venv.sh finds out, where it is told no engine.
+DEMO_ENGINE = $(or $(ENGINE),llama.cpp)
 demo:
 	@ENGINE=$(filter-out vllm,$(DEMO_ENGINE)) scripts/venv.sh
 	@.venv/bin/kvrun demo $(if $(KEEP),--keep) --engine $(patsubst vllm%,vllm,$(DEMO_ENGINE)) $(if $(MODEL),--model "$(MODEL)")

@@ -28,7 +28,7 @@ def demo(
     ] = "demo",
     engine: Annotated[
         str | None,
-        typer.Option(help="vllm or llama.cpp; unset: vllm where it is installed, else llama.cpp."),
+        typer.Option(help="llama.cpp or vllm; unset: llama.cpp where it is installed, else vllm."),
     ] = None,
     folder: Annotated[
         Path | None, typer.Option(help="Where the demo keeps its data; emptied first.")
@@ -42,9 +42,9 @@ def demo(
     exit status is 0 only if every step held, checked on the generated text and on the counters of
     engine and daemon.
 
-    Example: kvrun demo --engine llama.cpp
+    Example: kvrun demo --engine vllm
     """
-    engine = engine or usual_engine("vllm", "llama.cpp")
+    engine = engine or usual_engine("llama.cpp", "vllm")
     if engine not in ENGINES:
         raise typer.BadParameter(f"{engine!r} is not known; allowed: {', '.join(ENGINES)}")
     out = console(stderr=as_json)
