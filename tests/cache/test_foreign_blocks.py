@@ -7,14 +7,14 @@ import pytest
 from packbox import PackBox
 
 from kvrun.cache import CacheEventKind, Tier
-from kvrun.cache.served import Served, ServedModels, foreign_spans, within
+from kvrun.cache.served import ServedModel, ServedModels, foreign_spans, within
 
 DAY = 24 * 3600.0
 OLD, NEW = b"o" * 32, b"n" * 32
 
 
-def served(*models: tuple[str, float]) -> list[Served]:
-    return [Served(model, since) for model, since in models]
+def served(*models: tuple[str, float]) -> list[ServedModel]:
+    return [ServedModel(model, since) for model, since in models]
 
 
 def test_times_of_other_models_are_foreign_once_the_last_served_for_a_day():

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from kvrun.config.gateway import GatewaySettings
 from kvrun.gateway.apikeys import ApiKeyRecord, hash_api_key, make_api_key, save_api_keys
 from kvrun.instance.client import SessionRefusedError
-from kvrun.instance.elsewhere import Elsewhere
+from kvrun.instance.elsewhere import OtherRegions
 from kvrun.policy.compile import CompiledRevision
 from kvrun.policy.document import Tier
 from kvrun.policy.matching import InstanceFacts, Tenant
@@ -46,7 +46,7 @@ class PolicyDaemon(FakeDaemon):
         super().__init__()
         facts = InstanceFacts(region=region)
         self.compiled = CompiledRevision(policy, facts)
-        self.elsewhere = Elsewhere(facts, regions)
+        self.elsewhere = OtherRegions(facts, regions)
         self.elsewhere.use(self.compiled, TENANTS)
 
     async def open_session(self, tenant: str, session: str) -> Grant:

@@ -16,7 +16,7 @@ class SealedView:
     tier: Tier
 
 
-class Held(NamedTuple):
+class HeldByTier(NamedTuple):
     """What a session has by tier: blocks and their sealed bytes."""
 
     memory_blocks: int

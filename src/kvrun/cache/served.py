@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 Span = tuple[float, float]
 
 
-class Served(msgspec.Struct, frozen=True):
+class ServedModel(msgspec.Struct, frozen=True):
     """From ``since`` on, seconds since 1970, a model of this fingerprint was served.
 
     ``model`` is a digest of the fingerprint.
@@ -45,7 +45,7 @@ class ServedModels:
         with self._lock:
             if self._history and self._history[-1].model == model:
                 return
-            self._history = [*self._history, Served(model, now)][-_MOST:]
+            self._history = [*self._history, ServedModel(model, now)][-_MOST:]
             if self._file is None:
                 return
             try:
@@ -60,7 +60,7 @@ class ServedModels:
             return foreign_spans(self._history, now, after_s)
 
 
-def foreign_spans(history: Sequence[Served], now: float, after_s: float) -> tuple[Span, ...]:
+def foreign_spans(history: Sequence[ServedModel], now: float, after_s: float) -> tuple[Span, ...]:
     """The times, from and until, at which only other models than the last one were served.
 
     None while the last one is served for less than ``after_s`` seconds: it may be taken back, and
@@ -87,9 +87,9 @@ def until(last: float) -> Callable[[float], bool]:
     return lambda at: at <= last
 
 
-def _read(file: Path | None) -> list[Served]:
+def _read(file: Path | None) -> list[ServedModel]:
     try:
-        return msgspec.json.decode(file.read_bytes(), type=list[Served]) if file else []
+        return msgspec.json.decode(file.read_bytes(), type=list[ServedModel]) if file else []
     except FileNotFoundError:
         return []
     except (OSError, msgspec.MsgspecError):

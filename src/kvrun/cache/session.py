@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 from kvrun.cache.events import CacheEventKind, Tier
 from kvrun.cache.fetching import Fetcher
-from kvrun.cache.handles import DropReport, Held, Reservation, SealedView
+from kvrun.cache.handles import DropReport, HeldByTier, Reservation, SealedView
 from kvrun.cache.pins import SessionPins
 from kvrun.cache.state import CacheState, cell_of, packed_of, place_of, slot_of
 
@@ -150,7 +150,7 @@ class CacheSession(SessionPins):
         state.deliver()
         return True
 
-    def measure(self) -> Held:
+    def measure(self) -> HeldByTier:
         """Blocks and sealed bytes by tier; in Storage those in packs that were found so far."""
         state = self._state
         with state.lock:
@@ -158,11 +158,11 @@ class CacheSession(SessionPins):
             table = self.packs.table if self.packs is not None else None
             packed = (table.blocks, table.bytes) if table is not None else (0, 0)
         if state.disk is None:
-            return Held(*in_memory, 0, 0, *packed)
+            return HeldByTier(*in_memory, 0, 0, *packed)
         if self._disk is None:
             on_disk = state.disk.folder.held(self.tenant_ref, self.session_ref)
-            return Held(*in_memory, *on_disk, *packed)
-        return Held(*in_memory, *state.disk.held(self._disk), *packed)
+            return HeldByTier(*in_memory, *on_disk, *packed)
+        return HeldByTier(*in_memory, *state.disk.held(self._disk), *packed)
 
     def drop(self) -> DropReport:
         """Removes every block of the session from every tier, and refuses all later stores.

@@ -15,7 +15,7 @@ from kvrun.cache.events import CacheEvent, Tier
 from kvrun.cache.fetching import Fetcher
 from kvrun.cache.foldertree import checked_ref
 from kvrun.cache.foreign import ForeignBlocks
-from kvrun.cache.handles import DropReport, Held, Reservation
+from kvrun.cache.handles import DropReport, HeldByTier, Reservation
 from kvrun.cache.leaving import beyond_in_storage, leave, leave_unopened, trim
 from kvrun.cache.levels import CacheLevels, CacheStats, levels_of, stats_of, top_tenants_of
 from kvrun.cache.memory import MemoryTier, TenantUsage
@@ -147,7 +147,7 @@ class CacheStore:
         if self.has_objects:
             self._entry(tenant_ref, session_ref, epoch).use_packs(packs, wait=False)
 
-    def measure(self, tenant_ref: str, session_ref: str, *, ask: bool = False) -> Held:
+    def measure(self, tenant_ref: str, session_ref: str, *, ask: bool = False) -> HeldByTier:
         """What a session has by tier, opened or not.
 
         Packs of sessions that were not opened are counted only with ``ask``: Storage is asked then,
@@ -161,7 +161,7 @@ class CacheStore:
             known = session.packs is not None and session.packs.loaded
         else:
             on_disk = state.disk.folder.held(tenant_ref, session_ref) if state.disk else (0, 0)
-            held, known = Held(0, 0, *on_disk), False
+            held, known = HeldByTier(0, 0, *on_disk), False
         if not ask or known or state.objects is None:
             return held
         try:

@@ -24,14 +24,16 @@ ADAPTER_CONFIG = "adapter_config.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServableFineTune:
     """A fine-tune that may be served; ``overridden`` says what does not hold and was accepted."""
 
     evaluation: Evaluation | None
     overridden: str = ""
 
 
-def check_served(folder: Path, known: Sequence[PublicKeyRecord], override: str) -> Served | None:
+def check_served(
+    folder: Path, known: Sequence[PublicKeyRecord], override: str
+) -> ServableFineTune | None:
     """Whether the model in ``folder`` may be served; None where it is no fine-tune of kvrun's.
 
     ``override`` is why an owner wants it served all the same. Raises EvaluationError.
@@ -45,9 +47,9 @@ def check_served(folder: Path, known: Sequence[PublicKeyRecord], override: str) 
         )
     check = check_folder(folder, known)
     if check.holds:
-        return Served(check.evaluation)
+        return ServableFineTune(check.evaluation)
     if override:
-        return Served(check.evaluation, check.problem)
+        return ServableFineTune(check.evaluation, check.problem)
     raise EvaluationError(
         f"{folder} may not be served: {check.problem}",
         hint="`kvrun finetune verify` shows each file. An owner may serve it all the same:"

@@ -16,7 +16,7 @@ from kvrun.gateway.admission import Admission
 from kvrun.gateway.apikeys_file import WatchedApiKeys
 from kvrun.gateway.auth import Authenticator
 from kvrun.gateway.draining import Drain
-from kvrun.gateway.elsewhere import Elsewhere
+from kvrun.gateway.elsewhere import OtherGateways
 from kvrun.gateway.errors import GatewayConfigError
 from kvrun.gateway.identity import identity_policy
 from kvrun.gateway.jwt import JWKS_HINT, JwksFetch, JwtVerifier, file_fetch
@@ -156,7 +156,7 @@ def build_proxy(
     )
 
     metrics = GatewayMetrics(labels)
-    elsewhere = Elsewhere.of(settings, metrics.was_routed)
+    elsewhere = OtherGateways.of(settings, metrics.was_routed)
 
     @asynccontextmanager
     async def lifespan() -> AsyncIterator[None]:

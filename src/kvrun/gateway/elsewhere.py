@@ -25,7 +25,7 @@ _log = logging.getLogger("kvrun.gateway")
 Headers = Sequence[tuple[bytes, bytes]]
 
 
-class Elsewhere:
+class OtherGateways:
     """The other gateways, by region, in the order in which they are tried."""
 
     def __init__(
@@ -41,7 +41,7 @@ class Elsewhere:
         self._passed_on = frozenset(name.encode() for name in passed_on)
 
     @classmethod
-    def of(cls, settings: GatewaySettings, on_routed: Callable[[str], None]) -> Elsewhere:
+    def of(cls, settings: GatewaySettings, on_routed: Callable[[str], None]) -> OtherGateways:
         """Those of the settings. Raises GatewayConfigError."""
         tls = _tls(settings.elsewhere_ca_file) if settings.elsewhere else None
         gateways = {

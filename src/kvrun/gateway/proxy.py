@@ -33,7 +33,7 @@ from kvrun.gateway.asgi import (
     send_whole,
 )
 from kvrun.gateway.direct import ClientConnection, take_connection
-from kvrun.gateway.elsewhere import Elsewhere
+from kvrun.gateway.elsewhere import OtherGateways
 from kvrun.gateway.erase import PREFIX as ERASE_PREFIX
 from kvrun.gateway.erase import erase
 from kvrun.gateway.errors import GatewayError
@@ -80,7 +80,7 @@ class GatewayProxy:
         *,
         admission: Admission,
         engine: Engine,
-        elsewhere: Elsewhere,
+        elsewhere: OtherGateways,
         metrics: GatewayMetrics,
         link: InstanceLink | None,
         running: RunningRequests,

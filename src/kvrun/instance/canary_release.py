@@ -30,7 +30,7 @@ _ABOVE = {
 """The tiers in which a block is found before it is looked for in this one."""
 
 
-class Released(msgspec.Struct, frozen=True):
+class ReleasedPages(msgspec.Struct, frozen=True):
     """Pages taken out of the engine's prefix cache and zeroed; ``confirmed`` by every engine."""
 
     evicted: int
@@ -56,7 +56,7 @@ class CanaryRelease:
         """By name."""
         return {"release_pages": self.release_pages, "release_above": self.release_above}
 
-    def release_pages(self, arguments: Mapping[str, str]) -> Released:
+    def release_pages(self, arguments: Mapping[str, str]) -> ReleasedPages:
         """Evict and zero the engine pages of one canary's session; its sealed blocks stay.
 
         Raises UnknownOperationError for a session that is no canary's, NotFoundError for one that
@@ -66,7 +66,7 @@ class CanaryRelease:
         done = self._scrubber.scrub(
             secrets.randbits(60), [page_owner(keys.salt)], everything=False, engines=()
         )
-        return Released(done.evicted, done.scrubbed, not done.unacknowledged and not done.held)
+        return ReleasedPages(done.evicted, done.scrubbed, not done.unacknowledged and not done.held)
 
     def release_above(self, arguments: Mapping[str, str]) -> Lifted:
         """Write what waits, then take one canary's blocks out of every tier above ``tier``.

@@ -12,7 +12,7 @@ from kvrun.policy.errors import PolicyError
 from kvrun.policy.matching import InstanceFacts, Tenant
 
 
-class Elsewhere:
+class OtherRegions:
     """Decides for the same deployment in ``regions``, of tenants who are refused here.
 
     Compiled when the first one asks: most never are. Thread-safe.

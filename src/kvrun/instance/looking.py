@@ -11,7 +11,7 @@ import socket
 from collections.abc import Iterator, Sequence
 
 from kvrun.cache.folder import BlockFolder
-from kvrun.cache.handles import Held
+from kvrun.cache.handles import HeldByTier
 from kvrun.config import KvrunConfig
 from kvrun.instance.usage import KeptUse
 from kvrun.keys.listing import SessionListing
@@ -40,13 +40,13 @@ def kept_use(config: KvrunConfig, listing: SessionListing) -> Iterator[KeptUse]:
     with contextlib.ExitStack() as opened:
         folders: list[BlockFolder] = []
 
-        def measure(tenant_ref: str, session_ref: str) -> Held:
+        def measure(tenant_ref: str, session_ref: str) -> HeldByTier:
             if not root.is_dir():
-                return Held(0, 0, 0, 0)
+                return HeldByTier(0, 0, 0, 0)
             if not folders:
                 # Only where somebody has something: that is one deployment of many.
                 folders.append(opened.enter_context(contextlib.closing(BlockFolder(root))))
-            return Held(0, 0, *folders[0].held(tenant_ref, session_ref))
+            return HeldByTier(0, 0, *folders[0].held(tenant_ref, session_ref))
 
         yield KeptUse(listing, measure, _not_on_record)
 

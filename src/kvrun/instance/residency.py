@@ -21,7 +21,7 @@ from kvrun.cache.events import Tier as CacheTier
 from kvrun.cache.placement import Basis
 from kvrun.config import KvrunConfig
 from kvrun.instance.basis import basis_in
-from kvrun.instance.elsewhere import Elsewhere
+from kvrun.instance.elsewhere import OtherRegions
 from kvrun.instance.journal import Journal
 from kvrun.instance.refusals import Refusals
 from kvrun.policy.bundle import ActivePolicy, PolicyFolder, SyncStatus
@@ -117,7 +117,7 @@ class Residency:
         self.on_change: Callable[[], None] = lambda: None
         self.on_new_table: Callable[[], None] = lambda: None
         self.refusals = Refusals(clock)
-        self.elsewhere = Elsewhere(facts, regions_elsewhere)
+        self.elsewhere = OtherRegions(facts, regions_elsewhere)
         self._folder = folder
         self._journal = journal
         self._mode = mode

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import msgspec
 
-from kvrun.cache.handles import Held
+from kvrun.cache.handles import HeldByTier
 from kvrun.instance.admin import UnknownOperationError
 from kvrun.instance.auditing import check_reason
 from kvrun.instance.instance import Instance
@@ -104,7 +104,7 @@ class KeptUse:
     ``looked_up`` puts on record that tenants' ids are told, by their references, and why."""
 
     listing: SessionListing
-    measure: Callable[[str, str], Held]
+    measure: Callable[[str, str], HeldByTier]
     looked_up: Callable[[Sequence[str], str], None]
 
     def tenants(self, asked: Mapping[str, str]) -> TenantList:

@@ -15,7 +15,7 @@ from kvrun.gateway.apikeys_file import passing_api_key
 from kvrun.gateway.identity import DEFAULT_TENANT
 from kvrun.gateway.routes import MODELS_PATH, READY_PATH
 from kvrun.instance.admin import InstanceStatus
-from kvrun.instance.canary_release import Released
+from kvrun.instance.canary_release import ReleasedPages
 from kvrun.instance.handles import Reuse
 from kvrun.isolation.doors import Doors, send
 from kvrun.isolation.report import Check
@@ -126,7 +126,7 @@ class RunningDeployment:
     def release_pages(self, canary: Canary) -> bool:
         """See Target."""
         reply = ask_daemon(self._config, "release_pages", _whose(canary))
-        return msgspec.json.decode(reply, type=Released).confirmed
+        return msgspec.json.decode(reply, type=ReleasedPages).confirmed
 
     def release_above(self, canary: Canary, tier: str) -> None:
         """See Target."""
