@@ -35,7 +35,8 @@ _RELOADS = 3
 _BLOCK_TOKENS = 128
 _SEALED_TIMEOUT_S = 20.0
 _FOUND_TIMEOUT_S = 60.0
-_REST_S = 0.7
+# On two cores a request 0.7 s after another engine's last token took 0.6 s longer at times.
+_REST_S = 1.6
 _COLD_GOAL = Goal(1.03, at_most=True)
 _RELOAD_GOAL = Goal(0.1, at_most=True)
 _SEALING_GOAL = Goal(1.05, at_most=True)
