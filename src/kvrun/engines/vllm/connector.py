@@ -43,6 +43,7 @@ from kvrun.instance.protocol import Scrubbed, page_owner
 from kvrun.process import leave_no_core
 
 _IDLE_WAIT_S = 0.001
+_ADMISSION_WAIT_S = 0.005
 _log = init_logger("vllm.kvrun")
 
 
@@ -84,6 +85,8 @@ class KvrunConnector(OffloadingConnector):
         self._scrubber: PageScrubber | None = None
         self._waker: MailWaker | None = None
         self._connections = 0
+        self._waited = False
+        self._denied: set[str] = set()
         wake = engine_wake() if role is KVConnectorRole.SCHEDULER else None
         if wake is not None:
             self._waker = MailWaker(self.admissions.has_mail, wake)
@@ -137,11 +140,15 @@ class KvrunConnector(OffloadingConnector):
         admission = self.admissions.get(request.request_id)
         if admission is None:
             admission = self.admissions.deny(request.request_id, "the request was not announced")
+            self._requests[request.request_id] = request
+        if admission.state is State.PENDING:
+            self._wait_for_admissions()
         if admission.state is not State.ADMITTED:
             if not request.skip_reading_prefix_cache:
-                # Not decided yet, or decided after vLLM looked at its own cache for this step:
-                # ask again in the next one rather than reuse a page without an admission.
-                self._skip_if_denied(request, admission)
+                # Not decided yet, or denied after vLLM looked at its own cache for this step: ask
+                # again in the next one rather than reuse a page without an admission. vLLM would
+                # take what it found if it were told only now to skip its cache: see _skip_denied.
+                self._denied.add(request.request_id)
                 return None, False
             return super().get_num_new_matched_tokens(request, num_computed_tokens)
         admission.engine_tokens = num_computed_tokens
@@ -163,8 +170,9 @@ class KvrunConnector(OffloadingConnector):
         for request_id in scheduler_output.preempted_req_ids or ():
             self._ask_again(request_id, self.admissions.ask_again)
         idle = scheduler_output.total_num_scheduled_tokens == 0
-        for request_id in self.admissions.poll(_IDLE_WAIT_S if idle else 0.0):
-            self._deny_if_denied(request_id)
+        self._denied.update(self.admissions.poll(_IDLE_WAIT_S if idle else 0.0))
+        self._skip_denied()
+        self._waited = False
         for request_id in scheduler_output.finished_req_ids or ():
             self._requests.pop(request_id, None)
         scrub = self._next_scrub()
@@ -216,6 +224,22 @@ class KvrunConnector(OffloadingConnector):
             pages = {block for group in block_ids for block in group if block}
             self._kv_cache_manager.evict_blocks(pages)
         return result
+
+    def _skip_denied(self) -> None:
+        """From the next step on vLLM skips its own cache for what was denied in this one."""
+        denied, self._denied = self._denied, set()
+        for request_id in denied:
+            self._deny_if_denied(request_id)
+
+    def _wait_for_admissions(self) -> None:
+        """Waits once a step for the daemon, where nothing else is to be computed meanwhile: the
+        empty step that comes otherwise goes through every worker and takes longer."""
+        states = [
+            admission.state for admission in map(self.admissions.get, self._requests) if admission
+        ]
+        if not self._waited and all(state is State.PENDING for state in states):
+            self._waited = True
+            self._denied.update(self.admissions.poll(_ADMISSION_WAIT_S))
 
     def _worker(self) -> GovernedWorker:
         assert self.connector_worker is not None
