@@ -90,6 +90,10 @@ def test_an_environment_variable_wins_over_the_file() -> None:
             '[storage]\nobject_lock = "compliance"\nurl = "gs://b/p"',
             ["[storage]", '"compliance"', "gs://b/p holds nothing", '"governance"'],
         ),
+        (
+            '[storage]\nobject_lock = "compliance"\nurl = "s3://b/p"\n[audit]\nretention_days = 0',
+            ['"compliance"', "audit.retention_days", "at least 1"],
+        ),
         ("[witness]\nurls = [1]", ["witness.urls", "1"]),
         ("[witness]\nurls = []\nkeys_file = 'k'", ["[witness]", "urls and keys_file belong"]),
         ("[witness]\nurls = ['https://w']", ["[witness]", "urls and keys_file belong"]),

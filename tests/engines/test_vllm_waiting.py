@@ -11,12 +11,20 @@ import pytest
 pytest.importorskip("vllm")
 
 from kvrun.engines.admission import Admissions, State
-from kvrun.engines.vllm.compat import OffloadingConnector
+from kvrun.engines.vllm.compat import OffloadingConnector, OffloadingConnectorMetadata
 from kvrun.engines.vllm.connector import KvrunConnector
 from kvrun.instance.connection import Connection, Reconnector
 from kvrun.instance.protocol import AnyMessage, Match, Matched, Message, Verdict, Welcome
 
 OWN, LOADED = 128, 256
+BUSY = SimpleNamespace(
+    scheduled_cached_reqs=SimpleNamespace(req_ids=(), new_block_ids=()),
+    scheduled_new_reqs=(),
+    preempted_req_ids=None,
+    finished_req_ids=(),
+    total_num_scheduled_tokens=1,
+)
+"""A step in which vLLM computes, so that its end waits for nobody."""
 
 
 class Daemon:
@@ -25,7 +33,7 @@ class Daemon:
     def __init__(self, verdict: Verdict | None) -> None:
         self.welcome = Welcome(1, "i", "w", "d", False, {}, 0, 1000, 1000)
         self.closed = False
-        self.verdict = verdict
+        self.verdict, self.at_once = verdict, False
         self.asked: list[Match] = []
         self.waits: list[float] = []
 
@@ -36,7 +44,7 @@ class Daemon:
 
     def poll(self, wait_s: float = 0.0) -> Sequence[AnyMessage]:
         self.waits.append(wait_s)
-        if not wait_s or self.verdict is None:
+        if self.verdict is None or not (wait_s or self.at_once):
             return ()
         asked, self.asked = self.asked, []
         return [Matched(match.request, self.verdict, "", 7, (b"\1\1",)) for match in asked]
@@ -54,9 +62,15 @@ class Scheduler:
         connector.connector_scheduler = cast(
             Any, SimpleNamespace(manager=SimpleNamespace(admissions=self.admissions))
         )
-        connector._requests, connector._denied, connector._waited = {}, set(), False
+        connector._requests, connector._denied, connector._looked = {}, set(), False
+        connector._scrubber = None
         monkeypatch.setattr(
             OffloadingConnector, "get_num_new_matched_tokens", lambda *_: (LOADED, True)
+        )
+        monkeypatch.setattr(
+            OffloadingConnector,
+            "build_connector_meta",
+            lambda *_: OffloadingConnectorMetadata({}, {}, set()),
         )
 
     def request(self, name: str) -> Any:
@@ -74,8 +88,7 @@ class Scheduler:
             if request.skip_reading_prefix_cache:
                 loaded = 0
             reused.append(None if loaded is None else (own, loaded))
-        self.connector._skip_denied()
-        self.connector._waited = False
+        self.connector.build_connector_meta(cast(Any, BUSY))
         return reused
 
 
@@ -95,26 +108,44 @@ def test_a_denial_that_comes_meanwhile_reuses_nothing_of_what_vllm_found(
     assert scheduler.step(*requests) == [(0, 0), (0, 0)]
 
 
-def test_a_request_that_was_not_announced_goes_on_and_reuses_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    scheduler = Scheduler(monkeypatch, Daemon(Verdict.ADMITTED))
-    request = SimpleNamespace(request_id="r", skip_reading_prefix_cache=False)
-    assert scheduler.step(request) == [None]
-    assert scheduler.step(request) == [(0, 0)]
-
-
-def test_nothing_is_waited_for_twice_a_step_or_while_another_request_computes(
+def test_a_denial_that_comes_at_the_end_of_a_step_counts_in_the_next(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     daemon = Daemon(None)
     scheduler = Scheduler(monkeypatch, daemon)
+    request = scheduler.request("r")
+    assert scheduler.step(request) == [None]
+    daemon.verdict, daemon.at_once = Verdict.DENIED, True
+    scheduler.connector._looked = True  # it came after this step's look
+    assert scheduler.step(request) == [None]
+    assert scheduler.step(request) == [(0, 0)]
+
+
+def test_nothing_is_waited_for_twice_a_step_but_again_in_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    daemon = Daemon(None)
+    scheduler = Scheduler(monkeypatch, daemon)
+    requests = scheduler.request("first"), scheduler.request("second")
+    for _ in range(2):
+        assert scheduler.step(*requests) == [None, None]
+        assert [wait > 0 for wait in daemon.waits] == [True, False]
+        daemon.waits.clear()
+
+
+@pytest.mark.parametrize("computing", ["admitted", "denied", "skips the cache"])
+def test_nothing_is_waited_for_while_another_request_computes(
+    monkeypatch: pytest.MonkeyPatch, computing: str
+) -> None:
+    daemon = Daemon(None)
+    scheduler = Scheduler(monkeypatch, daemon)
     first, second = scheduler.request("first"), scheduler.request("second")
-    assert scheduler.step(first, second) == [None, None]
-    assert len(daemon.waits) == 1
-    daemon.waits.clear()
     admission = scheduler.admissions.get("first")
     assert admission is not None
-    admission.state = State.ADMITTED
+    if computing == "skips the cache":
+        first.skip_reading_prefix_cache = True
+        assert scheduler.step(first) == [(0, 0)]
+    else:
+        admission.state = State(computing)
     assert scheduler.step(second) == [None]
-    assert not daemon.waits
+    assert not any(daemon.waits)

@@ -70,8 +70,12 @@ def informing_row(
 ) -> Row:
     """The row of a paired comparison that is held to no goal; without a figure, why."""
     if isinstance(result, Refusal):
-        return Row(metric=metric, value=None, unit=unit, against=f"{against}; {result.reason}")
-    text = f"{against}; 95 % interval {result.low:.3g} to {result.high:.3g}, {result.pairs} pairs"
+        text = f"{against}; no figure: {result.reason}"
+        return Row(metric=metric, value=None, unit=unit, against=text)
+    text = (
+        f"{against}; 95 % interval {result.low:.3g} to {result.high:.3g}, "
+        f"IQR {result.iqr:.2g}, {result.pairs} pairs"
+    )
     return Row(metric=metric, value=result.ratio, unit=unit, against=text)
 
 

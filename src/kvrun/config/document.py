@@ -86,6 +86,15 @@ class KvrunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _what_is_held_has_an_end(self) -> Self:
+        if self.storage.object_lock == "compliance" and not self.audit.retention_days:
+            raise ValueError(
+                'storage.object_lock = "compliance" needs audit.retention_days of at least 1: '
+                "0 keeps collected logs for ever, and nothing can be held for ever"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _sockets_fit(self) -> Self:
         sockets = [self.instance_socket, self.key_socket]
         if self.engine.transport == "unix":

@@ -2,7 +2,8 @@
 
 One ``Match`` a request goes to the daemon when the request arrives; until the answer is there the
 request waits, and past a deadline it goes on without any cache. An admission says for each block
-whether, and in which tier, the daemon holds it. Nothing here blocks the engine.
+whether, and in which tier, the daemon holds it. Nothing here blocks the engine, but for
+the milliseconds that ``poll`` is told to wait.
 """
 
 from __future__ import annotations

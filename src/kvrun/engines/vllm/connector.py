@@ -43,6 +43,7 @@ from kvrun.instance.protocol import Scrubbed, page_owner
 from kvrun.process import leave_no_core
 
 _IDLE_WAIT_S = 0.001
+# An answer takes one to two milliseconds; a new request is looked at only after this.
 _ADMISSION_WAIT_S = 0.005
 _log = init_logger("vllm.kvrun")
 
@@ -85,7 +86,7 @@ class KvrunConnector(OffloadingConnector):
         self._scrubber: PageScrubber | None = None
         self._waker: MailWaker | None = None
         self._connections = 0
-        self._waited = False
+        self._looked = False
         self._denied: set[str] = set()
         wake = engine_wake() if role is KVConnectorRole.SCHEDULER else None
         if wake is not None:
@@ -138,17 +139,14 @@ class KvrunConnector(OffloadingConnector):
         self, request: Request, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
         admission = self.admissions.get(request.request_id)
-        if admission is None:
-            admission = self.admissions.deny(request.request_id, "the request was not announced")
-            self._requests[request.request_id] = request
-        if admission.state is State.PENDING:
+        assert admission is not None, "vLLM announces every request before it schedules it"
+        if admission.state is State.PENDING and not request.skip_reading_prefix_cache:
             self._wait_for_admissions()
         if admission.state is not State.ADMITTED:
             if not request.skip_reading_prefix_cache:
                 # Not decided yet, or denied after vLLM looked at its own cache for this step: ask
                 # again in the next one rather than reuse a page without an admission. vLLM would
                 # take what it found if it were told only now to skip its cache: see _skip_denied.
-                self._denied.add(request.request_id)
                 return None, False
             return super().get_num_new_matched_tokens(request, num_computed_tokens)
         admission.engine_tokens = num_computed_tokens
@@ -172,7 +170,7 @@ class KvrunConnector(OffloadingConnector):
         idle = scheduler_output.total_num_scheduled_tokens == 0
         self._denied.update(self.admissions.poll(_IDLE_WAIT_S if idle else 0.0))
         self._skip_denied()
-        self._waited = False
+        self._looked = False
         for request_id in scheduler_output.finished_req_ids or ():
             self._requests.pop(request_id, None)
         scrub = self._next_scrub()
@@ -234,12 +232,17 @@ class KvrunConnector(OffloadingConnector):
     def _wait_for_admissions(self) -> None:
         """Waits once a step for the daemon, where nothing else is to be computed meanwhile: the
         empty step that comes otherwise goes through every worker and takes longer."""
-        states = [
-            admission.state for admission in map(self.admissions.get, self._requests) if admission
-        ]
-        if not self._waited and all(state is State.PENDING for state in states):
-            self._waited = True
+        if self._looked:
+            return
+        self._looked = True
+        if all(map(self._waits, self._requests.values())):
             self._denied.update(self.admissions.poll(_ADMISSION_WAIT_S))
+
+    def _waits(self, request: Request) -> bool:
+        # One that skips vLLM's own cache is computed whatever the daemon says.
+        admission = self.admissions.get(request.request_id)
+        undecided = admission is None or admission.state is State.PENDING
+        return undecided and not request.skip_reading_prefix_cache
 
     def _worker(self) -> GovernedWorker:
         assert self.connector_worker is not None
