@@ -6,6 +6,7 @@ import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from cachebox import CELL, Box, content, name
@@ -50,6 +51,11 @@ def full(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
     monkeypatch.setattr(os, "mkdir", refuse)
     return monkeypatch
+
+
+def fail(*_: object) -> NoReturn:
+    """What a failing disk does."""
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
 def evicted(box: Box) -> dict[tuple[str, str], int]:
@@ -265,9 +271,6 @@ def test_what_could_not_be_moved_before_the_next_start_is_in_the_index_again(
 def test_what_a_failing_disk_did_not_empty_goes_when_it_can(
     box: Box, session: CacheSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object) -> int:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
     monkeypatch.setattr(Unlinker, "empty", fail)
     assert box.store.leave("t", "s", WHY)[Tier.DISK] == (0, 0)
     assert (box.files(), len(box.files("outgoing"))) == ([], BLOCKS)
@@ -281,9 +284,6 @@ def test_what_a_failing_disk_did_not_empty_goes_when_it_can(
 def test_what_a_failing_disk_did_not_move_goes_beside_what_was_stored_again(
     box: Box, session: CacheSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object) -> bool:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
     monkeypatch.setattr(box.disk.folder, "set_aside", fail)
     assert box.store.leave("t", "s", WHY)[Tier.DISK] == (0, 0)
     monkeypatch.undo()

@@ -42,41 +42,26 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def ratio_row(
-    metric: str, result: Comparison | Refusal, *, unit: str, against: str, goal: Goal
+    metric: str, result: Comparison | Refusal, *, unit: str, against: str, goal: Goal | None = None
 ) -> Row:
-    """The row of a paired comparison held to ``goal``; without a verdict ``against`` says why."""
-    met = judge(result, goal)
-    if isinstance(result, Refusal):
-        lacking = "verdict" if met is None else "figure"
-        return Row(
-            metric=metric,
-            value=None,
-            unit=unit,
-            against=f"{against}; no {lacking}: {result.reason}",
-            goal=str(goal),
-            met=met,
-        )
-    text = (
-        f"{against}; 95 % interval {result.low:.3g} to {result.high:.3g}, "
-        f"IQR {result.iqr:.2g}, {result.pairs} pairs"
-    )
-    if met is None:
-        text += "; no verdict: the goal lies inside the interval"
-    return Row(metric=metric, value=result.ratio, unit=unit, against=text, goal=str(goal), met=met)
+    """The row of a paired comparison, held to ``goal`` if there is one.
 
-
-def informing_row(
-    metric: str, result: Comparison | Refusal, *, unit: str = "x", against: str
-) -> Row:
-    """The row of a paired comparison that is held to no goal; without a figure, why."""
+    Without a figure or a verdict ``against`` says why.
+    """
+    met = judge(result, goal) if goal is not None else None
+    value: float | None = None
+    text = against
     if isinstance(result, Refusal):
-        text = f"{against}; no figure: {result.reason}"
-        return Row(metric=metric, value=None, unit=unit, against=text)
-    text = (
-        f"{against}; 95 % interval {result.low:.3g} to {result.high:.3g}, "
-        f"IQR {result.iqr:.2g}, {result.pairs} pairs"
-    )
-    return Row(metric=metric, value=result.ratio, unit=unit, against=text)
+        lacking = "figure" if goal is None or met is not None else "verdict"
+        text += f"; no {lacking}: {result.reason}"
+    else:
+        value = result.ratio
+        text += f"; 95 % interval {result.low:.3g} to {result.high:.3g}, "
+        text += f"IQR {result.iqr:.2g}, {result.pairs} pairs"
+        if goal is not None and met is None:
+            text += "; no verdict: the goal lies inside the interval"
+    wanted = str(goal) if goal is not None else None
+    return Row(metric=metric, value=value, unit=unit, against=text, goal=wanted, met=met)
 
 
 def to_json(report: Report) -> str:

@@ -26,7 +26,7 @@ from kvrun.bench.paired import (
     compare_pairs,
     measure_pairs,
 )
-from kvrun.bench.report import Report, Row, informing_row, ratio_row
+from kvrun.bench.report import Report, Row, ratio_row
 from kvrun.bench.restore_objects import ObjectRig
 from kvrun.bench.sealed_session import SealedSession, memory_for
 from kvrun.cache.disk import DiskTier
@@ -88,8 +88,11 @@ def run_restore_bench(
             against=f"{disk.reader}; neither from the system's cache",
             goal=_DISK_GOAL,
         ),
-        informing_row(
-            "the same past the page cache", cached, against="against the same through it"
+        ratio_row(
+            "the same past the page cache",
+            cached,
+            unit="x",
+            against="against the same through it",
         ),
         _speed("blocks' files read, not opened", statistics.median(files), what),
         _speed("blocks opened out of memory", statistics.median(opening), what),

@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from kvrun.bench.machine import cpu_wait_s, describe_commit, describe_machine, separate_cpus
 from kvrun.bench.paired import MIN_PAIRS, Comparison, Goal, Refusal, compare_pairs, measure_pairs
-from kvrun.bench.report import Report, Row, informing_row, ratio_row
+from kvrun.bench.report import Report, Row, ratio_row
 from kvrun.seal import (
     KEY_BYTES,
     OVERHEAD_BYTES,
@@ -186,7 +186,7 @@ def _two_threads_rows(
             goal=TWO_THREADS_GOAL,
         ),
         # Two CPUs of a virtual machine may share a core: then this says so.
-        informing_row(
+        ratio_row(
             "raw encrypt_into, two threads",
             _two_threads(ring, ring.raw_seal, settings, rng),
             unit="x",

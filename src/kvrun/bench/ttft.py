@@ -23,7 +23,7 @@ from pathlib import Path
 
 from kvrun.bench.machine import describe_commit, describe_machine
 from kvrun.bench.paired import MIN_PAIRS, Goal, compare_pairs
-from kvrun.bench.report import Report, Row, informing_row, ratio_row
+from kvrun.bench.report import Report, Row, ratio_row
 from kvrun.errors import KvrunError
 from kvrun.launch.processes import INSTANCE
 from kvrun.launch.stack import Stack, StackOptions
@@ -230,7 +230,9 @@ def _prompt(rng: random.Random, tokens: int) -> list[int]:
 def _rows(tokens: int, times: _Times, rng: random.Random, engine: str) -> list[Row]:
     size = f"{tokens // 1000}k"
 
-    def row(metric: str, one: list[float], other: list[float], against: str, goal: Goal) -> Row:
+    def row(
+        metric: str, one: list[float], other: list[float], against: str, goal: Goal | None = None
+    ) -> Row:
         pairs = list(zip(one, other, strict=True))
         return ratio_row(
             f"{metric}, {size} tokens",
@@ -240,25 +242,16 @@ def _rows(tokens: int, times: _Times, rng: random.Random, engine: str) -> list[R
             goal=goal,
         )
 
-    def informing(metric: str, one: list[float], other: list[float], against: str) -> Row:
-        pairs = list(zip(one, other, strict=True))
-        return informing_row(
-            f"{metric}, {size} tokens",
-            compare_pairs(pairs, rng=rng),
-            unit="ratio",
-            against=against,
-        )
-
     added = [governed - plain for governed, plain in zip(times.governed, times.plain, strict=True)]
     rows = [
         _median_row(f"cold TTFT, plain {engine}, {size} tokens", times.plain),
         _median_row(f"added to cold TTFT, governed, {size} tokens", added),
         _median_row(f"reload TTFT, {size} tokens", times.reload),
         _median_row(f"reload TTFT, disk, {size} tokens", times.disk_reload),
-        informing("cold TTFT, A/A", times.plain, times.plain_again, f"plain {engine} and itself"),
+        row("cold TTFT, A/A", times.plain, times.plain_again, f"plain {engine} and itself"),
         row("cold TTFT, governed", times.governed, times.plain, f"plain {engine}", _COLD_GOAL),
         row("reload TTFT, memory tier", times.reload, times.governed, "cold", _RELOAD_GOAL),
-        informing("reload TTFT, disk tier", times.disk_reload, times.governed, "cold, earlier"),
+        row("reload TTFT, disk tier", times.disk_reload, times.governed, "cold, earlier"),
     ]
     if times.unsealed_reload:
         against = "the same with a copy for the cipher"
