@@ -1,7 +1,8 @@
 """The blocking-free end of the instance socket that engine adapters use.
 
-An adapter lives inside the engine's step: it must never wait for the daemon. ``send`` queues and
-writes what the socket takes at once, ``poll`` reads what is there. A daemon that stopped reading
+An adapter lives inside the engine's step: it must never wait for the daemon, but for the few
+milliseconds that ``poll`` may be told to. ``send`` queues and writes what the socket takes at once,
+``poll`` reads what is there. A daemon that stopped reading
 fills the bounded queue and the connection is given up; the owner reconnects later.
 """
 
