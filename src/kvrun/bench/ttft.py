@@ -2,7 +2,8 @@
 
 Three stacks of one model stay up together and are asked one after the other: the engine alone,
 with the governed cache behind the gateway, and the same with a daemon that copies instead of
-sealing (left out where a larger model leaves no memory for it). All engines get the same threads;
+sealing (the first or the last is left out where a larger model leaves no memory for all three). All
+engines get the same threads;
 vLLM is compiled, as it would be in use. A round sends each stack the same fresh prompt; with vLLM's
 own prefix cache off, and SGLang's emptied before (llama.cpp keeps none), sending it again is a
 reload from the memory tier. At the end the daemon alone is restarted, and each prompt comes once
@@ -49,8 +50,9 @@ _LABELS = {"vllm": "vLLM", "llama.cpp": "llama.cpp", "sglang": "SGLang"}
 class TtftSettings:
     """``tokens``: prompt lengths. ``model``: a folder or one of kvrun's names.
 
-    ``rounds`` a length; None: as many as its noise asks for. ``copied``: also ask the stack that
-    copies, which says what the cipher costs a reload.
+    ``rounds`` a length; None: as many as its noise asks for. ``plain``: also ask the engine alone,
+    which says what kvrun costs a cold prompt. ``copied``: also ask the stack that copies, which
+    says what the cipher costs a reload.
     """
 
     tokens: tuple[int, ...] = DEFAULT_TOKENS
@@ -58,6 +60,7 @@ class TtftSettings:
     engine: str = "vllm"
     dtype: str = "bfloat16"
     rounds: int | None = None
+    plain: bool = True
     copied: bool = True
     seed: int = 0
 
@@ -83,11 +86,14 @@ def run_ttft_bench(
     measured: dict[int, _Times] = {}
     with contextlib.ExitStack() as running:
         folder = Path(running.enter_context(tempfile.TemporaryDirectory(prefix="kvb-")))
-        plain, governed, *copying = stacks = [
-            running.enter_context(_running(folder / name, name, settings, progress))
-            for name in ("plain", "governed", *(["unsealed"] if settings.copied else []))
-        ]
-        for stack in stacks:
+        asked = {"plain": settings.plain, "governed": True, "unsealed": settings.copied}
+        stacks = {
+            name: running.enter_context(_running(folder / name, name, settings, progress))
+            for name, wanted in asked.items()
+            if wanted
+        }
+        governed = stacks["governed"]
+        for stack in stacks.values():
             _ask(stack, _prompt(rng, 2_000))
         for tokens in settings.tokens:
             # Short prompts are noisier and cheaper.
@@ -96,7 +102,7 @@ def run_ttft_bench(
             times = measured[tokens] = _Times()
             for number in range(rounds):
                 progress(f"{tokens} tokens, round {number + 1} of {rounds}")
-                _round(times, plain, governed, copying, tokens, rng)
+                _round(times, governed, stacks.get("plain"), stacks.get("unsealed"), tokens, rng)
         memory = _memory_row(governed)
         progress("restarting the daemon: what follows comes from disk")
         _restart_daemon(governed)
@@ -140,29 +146,33 @@ def _running(
 
 def _round(
     times: _Times,
-    plain: Stack,
     governed: Stack,
-    copying: list[Stack],
+    plain: Stack | None,
+    copying: Stack | None,
     tokens: int,
     rng: random.Random,
 ) -> None:
     prompt = _prompt(rng, tokens)
-    cold: list[Callable[[], None]] = [
-        lambda: times.plain.append(_ask(plain, prompt)),
-        lambda: times.governed.append(_ask(governed, prompt, sealed=True)),
-        lambda: times.plain_again.append(_ask(plain, _prompt(rng, tokens))),
-    ]
+    cold = [lambda: times.governed.append(_ask(governed, prompt, sealed=True))]
+    if plain:
+        cold += [
+            lambda: times.plain.append(_ask(plain, prompt)),
+            lambda: times.plain_again.append(_ask(plain, _prompt(rng, tokens))),
+        ]
     rng.shuffle(cold)
     for measure in cold:
         measure()
-    for stack in copying:
-        _ask(stack, prompt, sealed=True)
-    reloading = [(governed, times.reload), *((stack, times.unsealed_reload) for stack in copying)]
+    reloading = [(governed, times.reload)]
+    if copying:
+        _ask(copying, prompt, sealed=True)
+        reloading.append((copying, times.unsealed_reload))
     for stack, _ in reloading:
         stack.flush()
     measured: list[list[float]] = [[] for _ in reloading]
     for _ in range(_RELOADS):
-        for (stack, _), seconds in zip(reloading, measured, strict=True):
+        turns = list(zip(reloading, measured, strict=True))
+        rng.shuffle(turns)
+        for (stack, _), seconds in turns:
             seconds.append(_ask(stack, prompt, reused=True))
     for (_, medians), seconds in zip(reloading, measured, strict=True):
         medians.append(sorted(seconds)[_RELOADS // 2])
@@ -242,14 +252,21 @@ def _rows(tokens: int, times: _Times, rng: random.Random, engine: str) -> list[R
             goal=goal,
         )
 
-    added = [governed - plain for governed, plain in zip(times.governed, times.plain, strict=True)]
-    rows = [
-        _median_row(f"cold TTFT, plain {engine}, {size} tokens", times.plain),
-        _median_row(f"added to cold TTFT, governed, {size} tokens", added),
+    rows = []
+    if times.plain:
+        pairs = zip(times.governed, times.plain, strict=True)
+        added = [governed - plain for governed, plain in pairs]
+        rows += [
+            _median_row(f"cold TTFT, plain {engine}, {size} tokens", times.plain),
+            _median_row(f"added to cold TTFT, governed, {size} tokens", added),
+            row("cold TTFT, A/A", times.plain, times.plain_again, f"plain {engine} and itself"),
+            row("cold TTFT, governed", times.governed, times.plain, f"plain {engine}", _COLD_GOAL),
+        ]
+    else:
+        rows.append(_median_row(f"cold TTFT, governed, {size} tokens", times.governed))
+    rows += [
         _median_row(f"reload TTFT, {size} tokens", times.reload),
         _median_row(f"reload TTFT, disk, {size} tokens", times.disk_reload),
-        row("cold TTFT, A/A", times.plain, times.plain_again, f"plain {engine} and itself"),
-        row("cold TTFT, governed", times.governed, times.plain, f"plain {engine}", _COLD_GOAL),
         row("reload TTFT, memory tier", times.reload, times.governed, "cold", _RELOAD_GOAL),
         row("reload TTFT, disk tier", times.disk_reload, times.governed, "cold, earlier"),
     ]
