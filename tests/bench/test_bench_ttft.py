@@ -27,7 +27,7 @@ def times(*, plain: bool = True, copied: bool = True) -> _Times:
 
 
 def verdicts(measured: _Times) -> dict[str, bool | None]:
-    rows = _rows(16_000, measured, random.Random(0), "vLLM")  # noqa: S311 - bootstrap samples
+    rows = _rows(16_000, measured, random.Random(0), "vLLM")
     return {row.metric.removesuffix(", 16k tokens"): row.met for row in rows if row.goal}
 
 
@@ -41,7 +41,7 @@ def test_all_three_engines_judge_a_cold_prompt_a_reload_and_the_cipher() -> None
 
 def test_what_was_not_asked_has_no_row() -> None:
     assert "reload TTFT, sealed" not in verdicts(times(copied=False))
-    without_plain = _rows(16_000, times(plain=False), random.Random(0), "vLLM")  # noqa: S311
+    without_plain = _rows(16_000, times(plain=False), random.Random(0), "vLLM")
     assert [row.metric for row in without_plain if "cold TTFT" in row.metric] == [
         "cold TTFT, governed, 16k tokens"
     ]

@@ -35,16 +35,39 @@ def test_blocks_survive_a_clean_restart_and_come_back_to_memory(box: Box):
     assert box.kinds()[CacheEventKind.RESTORED] == 1
 
 
-def test_a_block_is_written_after_the_delay_and_not_before(box: Box):
+def test_blocks_are_written_once_stores_pause_and_not_before(tmp_path: Path):
+    box = Box(tmp_path / "cache", cells=256)
     session = box.store.session("t", "s", epoch=1)
-    box.put(session, 1)
-    box.time += 0.4
-    box.store.work()
-    assert box.files() == []
+    for number in (1, 2, 3):
+        box.put(session, number)
+        box.time += 1.9
+        box.store.work()
+        assert box.files() == []
     box.time += 0.2
     box.store.work()
-    assert [path.read_bytes() for path in box.files()] == [content(1)]
-    assert box.kinds() == {CacheEventKind.PERSISTED: 1}
+    assert sorted(path.read_bytes() for path in box.files()) == [content(n) for n in (1, 2, 3)]
+    assert box.kinds() == {CacheEventKind.PERSISTED: 3}
+
+
+def test_a_block_is_written_in_half_a_minute_though_stores_never_pause(tmp_path: Path):
+    box = Box(tmp_path / "cache", cells=256)
+    session = box.store.session("t", "s", epoch=1)
+    for number in range(30):
+        box.put(session, number)
+        box.time += 1.0
+        box.store.work()
+    assert [path.read_bytes() for path in box.files()] == [content(0)]
+
+
+def test_a_queue_that_is_a_quarter_full_is_written_at_once(tmp_path: Path):
+    box = Box(tmp_path / "cache", cells=16, queue_bytes=8 * CELL)
+    session = box.store.session("t", "s", epoch=1)
+    box.put(session, 1)
+    box.store.work()
+    assert box.files() == []
+    box.put(session, 2)
+    box.store.work()
+    assert len(box.files()) == 2
 
 
 def test_a_block_waiting_for_disk_is_written_before_it_is_evicted(box: Box):

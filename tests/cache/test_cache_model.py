@@ -148,7 +148,7 @@ class CacheModel(RuleBasedStateMachine):
 
     @rule()
     def persist(self):
-        self.box.time += 1
+        self.box.time += 3
         while self.box.store.work():
             pass
         # One batch goes session by session.

@@ -57,6 +57,17 @@ def test_more_is_made_ready_as_cells_are_used_up_to_the_end(tier: MemoryTier[Any
     assert tier.is_ready, "the cell of a block that leaves was used before"
 
 
+def test_while_blocks_come_only_what_runs_short_is_made_ready(tier: MemoryTier[Any]) -> None:
+    made_ready(tier)
+    for _ in range(3):
+        tier.allocate()
+        assert tier.make_ready() == 0, "the engine computes"
+    assert tier.make_ready() == 3 * CELL, "no block came since"
+    for _ in range(4):
+        tier.allocate()
+    assert tier.make_ready() > 0, "the next block would wait"
+
+
 def test_no_call_takes_longer_than_a_part_does(
     tier: MemoryTier[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

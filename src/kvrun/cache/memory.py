@@ -25,6 +25,7 @@ MAX_CELLS = 2**30 - 2
 AHEAD_BYTES = 256 * 2**20
 """So much of the slab, and at most a quarter, has its memory before blocks come for it."""
 _AT_ONCE_BYTES = 64 * 2**20
+_SHORT_OF_AHEAD = 4
 _STEP_BYTES = 2 * 2**20
 _MADV_POPULATE_WRITE = 23
 
@@ -90,6 +91,7 @@ class MemoryTier(Generic[OwnerT]):
         self.free_cells = 0
         self.busy_cells = 0
         self.ready_bytes = 0
+        self._used_before = 0
         self._stride = 0
         self.sharing = sharing or Sharing()
         self._reset(0)
@@ -153,10 +155,14 @@ class MemoryTier(Generic[OwnerT]):
         What a block waits for otherwise: first use of memory costs more than the copy into it. The
         content of the slab stays as it is. The daemon calls it every second, without the index
         lock and from one thread; 0 means that enough is ready, or that the system cannot do it.
+        While blocks come, an engine computes: then only what runs short is made ready.
         """
         used = (self.cells - self.free_cells) * self._stride
         ahead = min(AHEAD_BYTES, self.slab_bytes // 4)
+        quiet, self._used_before = used == self._used_before, used
         start = self.ready_bytes
+        if not quiet and start - used >= ahead // _SHORT_OF_AHEAD:
+            return 0
         end = min(used + ahead, self.slab_bytes, start + _AT_ONCE_BYTES) // mmap.PAGESIZE
         end *= mmap.PAGESIZE
         try:

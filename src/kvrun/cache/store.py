@@ -49,9 +49,9 @@ class CacheStore:
     written to disk ``gate`` is asked. Blocks older than ``ttl_s``, or what the gate says if that is
     shorter, go with :meth:`expire`; ``served`` remembers for it which models were served when,
     and ``alone`` says that no other daemon has packs in the same place.
-    ``write_delay_s`` is how long a committed block stays in memory alone; at most ``queue_bytes``
-    (and half of the slab) wait for the disk. With ``background`` off nothing is written until
-    :meth:`work` or :meth:`flush`.
+    Committed blocks go to disk once none was committed for ``write_delay_s``
+    (:mod:`kvrun.cache.writebehind`); at most ``queue_bytes`` (and half of the slab) wait for it.
+    With ``background`` off nothing is written until :meth:`work` or :meth:`flush`.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class CacheStore:
         ttl_s: float | None = None,
         served: ServedModels | None = None,
         alone: bool = True,
-        write_delay_s: float = 0.5,
+        write_delay_s: float = 2.0,
         queue_bytes: int = 2**30,
         background: bool = True,
     ) -> None:

@@ -1,9 +1,12 @@
 """The queue of committed blocks that wait to be written to disk, and its one quiet thread.
 
-Writing starts a moment after the store, off the engine's prefill.
+While stores follow each other an engine computes a prompt, and what writing costs a processor would
+come on top of its first token. So writing waits until stores pause, but for no block longer than
+``LATEST_S``, and not once a quarter of the queue is full.
 """
 
 import logging
+import math
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -12,7 +15,9 @@ from typing import Protocol
 
 from kvrun.cache.blockqueue import BlockQueue
 
+LATEST_S = 30.0
 _BATCH = 32
+_FULL_ENOUGH = 4
 _log = logging.getLogger(__name__)
 
 
@@ -25,7 +30,7 @@ class PersistTarget(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WaitingBlock:
-    """One pinned cell to write at ``due`` (seconds of the store's clock).
+    """One pinned cell that waits since ``since`` (seconds of the store's clock).
 
     ``continues`` names the block before it in the prompt, where that is known.
     """
@@ -34,12 +39,15 @@ class WaitingBlock:
     name: bytes
     cell: int
     size: int
-    due: float
+    since: float
     continues: bytes | None = None
 
 
 class WriteBehind(BlockQueue):
-    """Bounded write-behind. Methods named *_locked need the index lock that ``changed`` wraps."""
+    """Bounded write-behind. Methods named *_locked need the index lock that ``changed`` wraps.
+
+    ``delay_s`` is the pause between stores after which writing begins.
+    """
 
     def __init__(
         self,
@@ -53,6 +61,7 @@ class WriteBehind(BlockQueue):
         super().__init__(changed, name="kvrun-write-behind", limit_bytes=limit_bytes, now=now)
         self._delay_s = delay_s
         self._after_batch = after_batch
+        self._last_offer = -math.inf
         self._waiting: deque[WaitingBlock] = deque()
 
     def offer_locked(
@@ -66,10 +75,10 @@ class WriteBehind(BlockQueue):
         """Queues a block whose cell the caller pinned; False when the queue is full."""
         if self.waiting_bytes + size > self._limit_bytes:
             return False
-        due = self._now() + self._delay_s
-        self._waiting.append(WaitingBlock(session, name, cell, size, due, continues))
+        self._last_offer = now = self._now()
+        self._waiting.append(WaitingBlock(session, name, cell, size, now, continues))
         self.waiting_bytes += size
-        if len(self._waiting) == 1:
+        if len(self._waiting) == 1 or self._is_full_enough:
             self._changed.notify_all()
         return True
 
@@ -103,12 +112,20 @@ class WriteBehind(BlockQueue):
     def _anything_locked(self) -> bool:
         return bool(self._waiting)
 
+    @property
+    def _is_full_enough(self) -> bool:
+        return self.waiting_bytes * _FULL_ENOUGH >= self._limit_bytes
+
+    def _wait_s_locked(self) -> float:
+        """Until the oldest block that waits is due; there is one."""
+        if self._hurry or self._is_full_enough:
+            return 0.0
+        due = min(self._last_offer + self._delay_s, self._waiting[0].since + LATEST_S)
+        return due - self._now()
+
     def _take_due_locked(self) -> list[WaitingBlock]:
-        now = self._now()
         batch: list[WaitingBlock] = []
-        while self._waiting and len(batch) < _BATCH:
-            if not self._hurry and self._waiting[0].due > now:
-                break
+        while self._waiting and len(batch) < _BATCH and self._wait_s_locked() <= 0:
             batch.append(self._waiting.popleft())
         if not self._waiting:
             self._hurry = False
@@ -118,13 +135,10 @@ class WriteBehind(BlockQueue):
         while True:
             with self._changed:
                 while not self._stopping:
-                    if self._waiting:
-                        wait = self._waiting[0].due - self._now()
-                        if self._hurry or wait <= 0:
-                            break
-                        self._changed.wait(wait)
-                    else:
-                        self._changed.wait()
+                    wait_s = self._wait_s_locked() if self._waiting else None
+                    if wait_s is not None and wait_s <= 0:
+                        break
+                    self._changed.wait(wait_s)
                 if self._stopping:
                     return
             try:

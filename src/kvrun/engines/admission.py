@@ -200,10 +200,13 @@ class Admissions:
         self._expire(denied)
         return denied
 
-    def has_mail(self) -> bool:
-        """Whether a poll would find something; may be asked from any thread."""
+    def has_mail(self, wait_s: float = 0.0) -> bool:
+        """Whether a poll would find something; may be asked from any thread.
+
+        ``wait_s`` bounds a wait for it; without a connection there is none.
+        """
         connection = self._connection
-        return self._reconnector.found if connection is None else connection.has_mail()
+        return self._reconnector.found if connection is None else connection.has_mail(wait_s)
 
     def take_scrubs(self) -> list[Scrub]:
         """What the daemon asked to be scrubbed since the last call."""

@@ -143,12 +143,12 @@ class Connection:
         self._pending.clear()
         return messages
 
-    def has_mail(self) -> bool:
-        """Whether a poll would find something, the daemon's end included."""
+    def has_mail(self, wait_s: float = 0.0) -> bool:
+        """Whether a poll would find something within ``wait_s``, the daemon's end included."""
         if self.closed or self._pending:
             return True
         try:
-            return bool(select.select([self._sock], [], [], 0)[0])
+            return bool(select.select([self._sock], [], [], wait_s)[0])
         except (OSError, ValueError):
             return True
 
