@@ -1,27 +1,29 @@
-"""Which rows a run of ``kvrun bench ttft`` prints, and what it refuses to start for."""
+"""Which rows a run of ``kvrun bench ttft`` prints, and what its daemon does without the cipher."""
 
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
-from typer.testing import CliRunner
+import pytest
 
+from kvrun.bench.copying_instance import SWITCH, replace_cipher
 from kvrun.bench.ttft import _rows, _Times
-from kvrun.cli.main import app
+from kvrun.seal.envelope import OVERHEAD_BYTES, BlockSealer
 
 COLD_S = [1.00, 1.01, 0.99, 1.02, 0.98, 1.00, 1.01]
 
 
-def times(*, plain: bool = True, copied: bool = True) -> _Times:
+def times(*, copied: bool = True) -> _Times:
     """Seven rounds: kvrun adds 1 % to a cold prompt, a reload takes 5 % and sealing 2 % of it."""
     governed = [1.01 * each for each in COLD_S]
     reload = [0.05 * each for each in COLD_S]
     return _Times(
-        plain=COLD_S if plain else [],
-        plain_again=COLD_S if plain else [],
+        plain=COLD_S,
+        plain_again=COLD_S,
         governed=governed,
         reload=reload,
-        unsealed_reload=[each / 1.02 for each in reload] if copied else [],
+        copied_reload=[each / 1.02 for each in reload] if copied else [],
         disk_reload=[2 * each for each in reload],
     )
 
@@ -39,22 +41,31 @@ def test_all_three_engines_judge_a_cold_prompt_a_reload_and_the_cipher() -> None
     }
 
 
-def test_what_was_not_asked_has_no_row() -> None:
+def test_what_was_not_copied_has_no_row() -> None:
     assert "reload TTFT, sealed" not in verdicts(times(copied=False))
-    without_plain = _rows(16_000, times(plain=False), random.Random(0), "vLLM")
-    assert [row.metric for row in without_plain if "cold TTFT" in row.metric] == [
-        "cold TTFT, governed, 16k tokens"
-    ]
-    assert without_plain[0].value == 1010.0
 
 
 def test_a_cipher_that_takes_too_long_is_told() -> None:
     slow = times()
-    slow.reload = [1.1 * each for each in slow.unsealed_reload]
+    slow.reload = [1.1 * each for each in slow.copied_reload]
     assert verdicts(slow)["reload TTFT, sealed"] is False
 
 
-def test_nothing_to_compare_with_is_refused() -> None:
-    result = CliRunner().invoke(app, ["bench", "ttft", "--no-plain", "--no-copied"])
-    assert result.exit_code == 2
-    assert "nothing to compare with" in result.output
+def test_the_daemon_that_copies_opens_what_it_sealed_and_what_it_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for method in ("seal_into", "open_into"):  # put back afterwards
+        monkeypatch.setattr(BlockSealer, method, getattr(BlockSealer, method))
+    switch, plaintext = tmp_path / SWITCH, bytes(range(256)) * 16
+    replace_cipher(switch)
+    sealer = BlockSealer(bytearray(32), generation=1)
+    sealed, copied = (bytearray(len(plaintext) + OVERHEAD_BYTES) for _ in range(2))
+    sealer.seal_into(b"context", plaintext, sealed, salt=bytes(24))
+    switch.touch()
+    sealer.seal_into(b"context", plaintext, copied, salt=bytes(24))
+    assert plaintext not in sealed
+    assert plaintext in copied
+    for block in (sealed, copied):
+        out = bytearray(len(plaintext))
+        sealer.open_into(b"context", block, out)
+        assert out == plaintext

@@ -1,9 +1,9 @@
 """``kvrun bench ttft``: what the governed cache costs and saves until the first token.
 
-Three stacks of one model stay up together and are asked one after the other: the engine alone,
-with the governed cache behind the gateway, and the same with a daemon that copies instead of
-sealing (the first or the last is left out where a larger model leaves no memory for all three). All
-engines get the same threads;
+Two stacks of one model stay up together and are asked one after the other: the engine alone, and
+with the governed cache behind the gateway. What the cipher costs a reload is measured in the latter
+alone: its daemon seals one prompt and copies another, so that no difference between two processes
+is taken for the cipher's. All engines get the same threads;
 vLLM is compiled, as it would be in use. A round sends each stack the same fresh prompt; with vLLM's
 own prefix cache off, and SGLang's emptied before (llama.cpp keeps none), sending it again is a
 reload from the memory tier. At the end the daemon alone is restarted, and each prompt comes once
@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from kvrun.bench.copying_instance import SWITCH
 from kvrun.bench.machine import describe_commit, describe_machine
 from kvrun.bench.paired import MIN_PAIRS, Goal, compare_pairs
 from kvrun.bench.report import Report, Row, ratio_row
@@ -51,9 +52,8 @@ _LABELS = {"vllm": "vLLM", "llama.cpp": "llama.cpp", "sglang": "SGLang"}
 class TtftSettings:
     """``tokens``: prompt lengths. ``model``: a folder or one of kvrun's names.
 
-    ``rounds`` a length; None: as many as its noise asks for. ``plain``: also ask the engine alone,
-    which says what kvrun costs a cold prompt. ``copied``: also ask the stack that copies, which
-    says what the cipher costs a reload.
+    ``rounds`` a length; None: as many as its noise asks for. ``copied``: also have a prompt copied
+    instead of sealed, which says what the cipher costs a reload.
     """
 
     tokens: tuple[int, ...] = DEFAULT_TOKENS
@@ -61,7 +61,6 @@ class TtftSettings:
     engine: str = "vllm"
     dtype: str = "bfloat16"
     rounds: int | None = None
-    plain: bool = True
     copied: bool = True
     seed: int = 0
 
@@ -74,7 +73,7 @@ class _Times:
     plain_again: list[float] = field(default_factory=list)
     governed: list[float] = field(default_factory=list)
     reload: list[float] = field(default_factory=list)
-    unsealed_reload: list[float] = field(default_factory=list)
+    copied_reload: list[float] = field(default_factory=list)
     disk_reload: list[float] = field(default_factory=list)
     prompts: list[list[int]] = field(default_factory=list)
 
@@ -87,14 +86,12 @@ def run_ttft_bench(
     measured: dict[int, _Times] = {}
     with contextlib.ExitStack() as running:
         folder = Path(running.enter_context(tempfile.TemporaryDirectory(prefix="kvb-")))
-        asked = {"plain": settings.plain, "governed": True, "unsealed": settings.copied}
-        stacks = {
-            name: running.enter_context(_running(folder / name, name, settings, progress))
-            for name, wanted in asked.items()
-            if wanted
-        }
-        governed = stacks["governed"]
-        for stack in stacks.values():
+        plain, governed = stacks = [
+            running.enter_context(_running(folder / kind, kind, settings, progress))
+            for kind in ("plain", "governed")
+        ]
+        switch = folder / "governed" / SWITCH if settings.copied else None
+        for stack in stacks:
             _ask(stack, _prompt(rng, 2_000))
         for tokens in settings.tokens:
             # Short prompts are noisier and cheaper.
@@ -103,7 +100,7 @@ def run_ttft_bench(
             times = measured[tokens] = _Times()
             for number in range(rounds):
                 progress(f"{tokens} tokens, round {number + 1} of {rounds}")
-                _round(times, governed, stacks.get("plain"), stacks.get("unsealed"), tokens, rng)
+                _round(times, plain, governed, switch, tokens, rng)
         memory = _memory_row(governed)
         progress("restarting the daemon: what follows comes from disk")
         _restart_daemon(governed)
@@ -129,7 +126,7 @@ def _running(
         memory_bytes=1 << 30,
         disk_bytes=4 << 30,
         governed=kind != "plain",
-        instance_module="kvrun.bench.unsealed_instance" if kind == "unsealed" else "kvrun",
+        instance_module="kvrun.bench.copying_instance" if settings.copied else "kvrun",
         dtype=settings.dtype,
         enforce_eager=False,
         engine_arguments=("--no-enable-prefix-caching",) if settings.engine == "vllm" else (),
@@ -147,29 +144,34 @@ def _running(
 
 def _round(
     times: _Times,
+    plain: Stack,
     governed: Stack,
-    plain: Stack | None,
-    copying: Stack | None,
+    switch: Path | None,
     tokens: int,
     rng: random.Random,
 ) -> None:
     prompt = _prompt(rng, tokens)
-    cold = [(governed, prompt, times.governed)]
-    if plain:
-        cold += [(plain, prompt, times.plain), (plain, _prompt(rng, tokens), times.plain_again)]
+    cold = [
+        (plain, prompt, times.plain),
+        (plain, _prompt(rng, tokens), times.plain_again),
+        (governed, prompt, times.governed),
+    ]
     rng.shuffle(cold)
     for stack, asked, seconds in cold:
         seconds.append(_ask(stack, asked, sealed=stack is governed))
-    reloading = [(governed, times.reload)]
-    if copying:
-        _ask(copying, prompt, sealed=True)
-        reloading.append((copying, times.unsealed_reload))
+    reloading = [(prompt, times.reload)]
+    if switch is not None:
+        copied = _prompt(rng, tokens)
+        switch.touch()
+        _ask(governed, copied, sealed=True)
+        switch.unlink()
+        reloading.append((copied, times.copied_reload))
     measured: list[list[float]] = [[] for _ in reloading]
     for _ in range(_RELOADS):
         turns = list(zip(reloading, measured, strict=True))
         rng.shuffle(turns)
-        for (stack, _), seconds in turns:
-            seconds.append(_ask(stack, prompt, reused=True))
+        for (asked, _), seconds in turns:
+            seconds.append(_ask(governed, asked, reused=True))
     for (_, medians), seconds in zip(reloading, measured, strict=True):
         medians.append(sorted(seconds)[_RELOADS // 2])
     times.prompts.append(prompt)
@@ -251,28 +253,21 @@ def _rows(tokens: int, times: _Times, rng: random.Random, engine: str) -> list[R
             goal=goal,
         )
 
-    rows = []
-    if times.plain:
-        pairs = zip(times.governed, times.plain, strict=True)
-        added = [governed - plain for governed, plain in pairs]
-        rows += [
-            _median_row(f"cold TTFT, plain {engine}, {size} tokens", times.plain),
-            _median_row(f"added to cold TTFT, governed, {size} tokens", added),
-            row("cold TTFT, A/A", times.plain, times.plain_again, f"plain {engine} and itself"),
-            row("cold TTFT, governed", times.governed, times.plain, f"plain {engine}", _COLD_GOAL),
-        ]
-    else:
-        rows.append(_median_row(f"cold TTFT, governed, {size} tokens", times.governed))
-    rows += [
+    added = [governed - plain for governed, plain in zip(times.governed, times.plain, strict=True)]
+    rows = [
+        _median_row(f"cold TTFT, plain {engine}, {size} tokens", times.plain),
+        _median_row(f"added to cold TTFT, governed, {size} tokens", added),
         _median_row(f"reload TTFT, {size} tokens", times.reload),
         _median_row(f"reload TTFT, disk, {size} tokens", times.disk_reload),
+        row("cold TTFT, A/A", times.plain, times.plain_again, f"plain {engine} and itself"),
+        row("cold TTFT, governed", times.governed, times.plain, f"plain {engine}", _COLD_GOAL),
         row("reload TTFT, memory tier", times.reload, times.governed, "cold", _RELOAD_GOAL),
         row("reload TTFT, disk tier", times.disk_reload, times.governed, "cold, earlier"),
     ]
-    if times.unsealed_reload:
+    if times.copied_reload:
         against = "the same with a copy for the cipher"
         rows.append(
-            row("reload TTFT, sealed", times.reload, times.unsealed_reload, against, _SEALING_GOAL)
+            row("reload TTFT, sealed", times.reload, times.copied_reload, against, _SEALING_GOAL)
         )
     return rows
 

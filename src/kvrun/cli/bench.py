@@ -57,20 +57,16 @@ def ttft(
         int | None,
         typer.Option(min=7, max=1000, help="Rounds a length; unset: 15 below 8k tokens, else 7."),
     ] = None,
-    plain: Annotated[
-        bool, typer.Option(help="Also ask the engine alone: what kvrun costs a cold prompt.")
-    ] = True,
     copied: Annotated[
         bool,
-        typer.Option(help="Also ask one whose daemon copies: what the cipher costs a reload."),
+        typer.Option(help="Also copy instead of sealing: what the cipher costs a reload."),
     ] = True,
 ) -> None:
     """Time to first token with the governed cache against the plain engine; reload against cold.
 
     A reload comes from the memory tier, sealed and with a copy for the cipher, and from disk after
-    the daemon was restarted. Starts three engines; on two cores vLLM's take 12 GiB of memory, 10
-    minutes at 4,000 tokens and 15 at 16,000. Larger models leave no room for the third:
-    --no-copied, or --no-plain. Leave the machine alone meanwhile.
+    the daemon was restarted. Starts two engines; on two cores vLLM's take 8 GiB of memory, 10
+    minutes at 4,000 tokens and 15 at 16,000. Leave the machine alone meanwhile.
 
     Example: kvrun bench ttft --tokens 4000 --json
     """
@@ -78,15 +74,11 @@ def ttft(
 
     if engine not in KINDS:
         raise typer.BadParameter(f"{engine!r} is not known; allowed: {', '.join(KINDS)}")
-    if not (plain or copied):
-        raise typer.BadParameter("--no-plain and --no-copied leave nothing to compare with")
     model = model or smallest_model(engine)
     status = Console(stderr=True).status("starting")
     with status:
         report = run_ttft_bench(
-            TtftSettings(
-                tuple(tokens or DEFAULT_TOKENS), model, engine, dtype, rounds, plain, copied
-            ),
+            TtftSettings(tuple(tokens or DEFAULT_TOKENS), model, engine, dtype, rounds, copied),
             status.update,
         )
     finish(report, as_json)
