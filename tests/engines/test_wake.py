@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 
 import pytest
 
 from kvrun.engines.wake import MailWaker
+from kvrun.instance.connection import Connection
+from kvrun.instance.protocol import Welcome
 from support.client import eventually
+
+WELCOME = Welcome(1, "i", "w", "d", False, {}, 0, 1000, 1000)
 
 
 class Mailbox:
@@ -56,3 +61,17 @@ def test_without_mail_and_beside_a_busy_engine_it_seldom_looks(box: Mailbox) -> 
     time.sleep(1.5)
     assert box.woken - before <= 10, "the engine computes and leaves its mail"
     waker.close()
+
+
+def test_the_daemon_sees_an_engine_go_while_that_waits_for_mail() -> None:
+    daemon, engine = socket.socketpair()
+    with daemon:
+        connection = Connection(engine, WELCOME, None)
+        waiting = threading.Thread(target=connection.has_mail, args=(5.0,))
+        waiting.start()
+        time.sleep(0.1)
+        connection.close()
+        daemon.settimeout(1.0)
+        assert daemon.recv(1) == b""
+        waiting.join(1.0)
+        assert not waiting.is_alive()

@@ -164,6 +164,9 @@ class Connection:
         """Close the socket; queued messages are dropped."""
         if not self.closed:
             self.closed = True
+            with contextlib.suppress(OSError):
+                # Closing alone leaves it open for as long as another thread waits for mail.
+                self._sock.shutdown(socket.SHUT_RDWR)
             self._sock.close()
             self._outgoing.clear()
             self._queued_bytes = 0
